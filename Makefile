@@ -1,0 +1,25 @@
+# make test: everything that must pass.  make demo: train a small model on 8 simulated devices.
+# make setup PYTHON=/path/to/python3.12 chooses the Python; otherwise one is found.
+
+PY := .venv/bin/python
+PYTEST := -q -n 2 --dist loadfile
+.PHONY: setup lint test demo clean
+.NOTPARALLEL:
+
+setup:
+	@sh .ci/setup.sh
+
+lint: setup
+	@$(PY) -m ruff check --quiet .
+	@$(PY) -m ruff format --quiet --check .
+	@$(PY) -m mypy --no-error-summary
+
+test: lint
+	@$(PY) -m pytest $(PYTEST)
+
+demo: setup
+	@$(PY) experiments/pretrain_lm.py --simulate 8
+
+clean:
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	@find jaxpar models experiments tests -name __pycache__ -type d -prune -exec rm -rf {} +

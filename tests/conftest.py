@@ -1,0 +1,23 @@
+"""Every test runs on eight simulated CPU devices, in arithmetic strict enough to show small differences."""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"  # for child processes too: they must not take a GPU
+
+import hypothesis
+import jax
+
+SETTINGS = {
+    "jax_platforms": "cpu",
+    "jax_num_cpu_devices": 8,
+    "jax_enable_compilation_cache": False,  # a stale program would answer for the code under test
+    "jax_enable_x64": False,
+    "jax_default_matmul_precision": "highest",
+    "jax_numpy_rank_promotion": "raise",  # dtype promotion stays standard: optax's Adam relies on it
+}
+for name, value in SETTINGS.items():
+    jax.config.update(name, value)
+
+# print_blob: a failure prints the line that replays it. A compile inside an example would break any deadline.
+hypothesis.settings.register_profile("jaxpar", deadline=None, print_blob=True, derandomize=False)
+hypothesis.settings.load_profile("jaxpar")
