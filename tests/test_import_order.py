@@ -26,6 +26,8 @@ ORDER = [
     "state",
     "parallel",
     "executor",
+    "evaluation",
+    "run",
     "program",
     "estimate",
     "planner",
