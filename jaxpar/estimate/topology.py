@@ -1,0 +1,67 @@
+"""Devices of a cluster that need not be there, to lower and compile for."""
+
+import importlib.util
+
+import jax
+from jax.experimental import topologies
+
+from jaxpar.errors import BackendError
+from jaxpar.estimate.hardware import Cluster, target_config
+
+# Compiling for a GPU that is not there: autotuning would have to run kernels. The overlap limit is what lets
+# XLA fly several collectives at once, so that a layer's gathers and scatters hide behind its neighbours'
+# dots.
+_GPU_OPTIONS: dict[str, int | bool | str] = {
+    "xla_gpu_autotune_level": 0,
+    "xla_gpu_experimental_parallel_collective_overlap_limit": 4,
+}
+
+
+def topology_devices(cluster: Cluster) -> list[jax.Device]:
+    """The cluster's devices, node by node: simulated ones of this process for `cpu`, else ones to compile for
+    only.
+
+    Raises BackendError when the CUDA plugin is missing, or when fewer than `cluster.size` CPU devices are
+    simulated.
+    """
+    if cluster.kind == "cpu":
+        return _simulated(cluster)
+    if not _cuda_plugin_installed():
+        raise BackendError(
+            f"compiling for {cluster} needs XLA's CUDA compiler, and jax-cuda12-plugin is not installed "
+            "(no GPU and no CUDA library is needed): pip install 'jaxpar[aot-gpu]'"
+        )
+    try:
+        described = topologies.get_topology_desc(
+            platform="cuda",
+            target_config=target_config(cluster.kind),
+            topology=f"1x{cluster.nodes}x{cluster.devices_per_node}",
+        )
+    except (NotImplementedError, jax.errors.JaxRuntimeError) as error:
+        raise BackendError(
+            f"the installed jax {jax.__version__} cannot describe {cluster}: {error}. Are jax-cuda12-plugin "
+            "and jax-cuda12-pjrt of the same version as jax? pip install 'jaxpar[aot-gpu]'"
+        ) from error
+    return list(described.devices)
+
+
+def compiler_options(platform: str) -> dict[str, int | bool | str]:
+    """What `lowered.compile(compiler_options=...)` needs on this platform (`device.platform`)."""
+    return dict(_GPU_OPTIONS) if platform in ("cuda", "gpu") else {}
+
+
+def _cuda_plugin_installed() -> bool:
+    # jax_plugins is a namespace package: without any plugin its parent is missing too.
+    return bool(
+        importlib.util.find_spec("jax_plugins") and importlib.util.find_spec("jax_plugins.xla_cuda12")
+    )
+
+
+def _simulated(cluster: Cluster) -> list[jax.Device]:
+    devices = jax.devices("cpu")
+    if len(devices) < cluster.size:
+        raise BackendError(
+            f"cluster {cluster} needs {cluster.size} simulated CPU devices, this process has {len(devices)}: "
+            f"call jax.config.update('jax_num_cpu_devices', {cluster.size}) before jax is first used"
+        )
+    return devices[: cluster.size]
