@@ -79,9 +79,7 @@ def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError as error:
-        raise DataError(
-            f"folder {folder} cannot be read ({error}): make it readable or exclude it"
-        ) from error
+        raise DataError(f"folder {folder} cannot be read ({error}): make it readable or exclude it") from error
 
 
 def _read(file: Path) -> bytes:
@@ -104,9 +102,7 @@ def _lines(name: str, file: Path, data: bytes) -> Iterator[Document]:
         if not isinstance(record, dict):
             raise _malformed(file, number, f"a JSON {type(record).__name__}")
         if not isinstance(record.get("text"), str):
-            raise _malformed(
-                file, number, f"the keys {list(record)}, and a {type(record.get('text')).__name__}"
-            )
+            raise _malformed(file, number, f"the keys {list(record)}, and a {type(record.get('text')).__name__}")
         # JSON can spell half of a surrogate pair; its bytes are kept as they are rather than refused.
         yield Document(f"{name}:{number}", record["text"].encode("utf-8", "surrogatepass"))
 
@@ -118,9 +114,7 @@ def _malformed(file: Path, number: int, found: str) -> DataError:
     )
 
 
-def split(
-    documents: Sequence[Document], held_out_fraction: float, seed: int
-) -> tuple[list[Document], list[Document]]:
+def split(documents: Sequence[Document], held_out_fraction: float, seed: int) -> tuple[list[Document], list[Document]]:
     """Splits into (train, held out), each in the order given.
 
     A document's side depends on its name, the fraction and the seed alone, so adding documents moves none of
@@ -143,9 +137,7 @@ def split(
     return train, [document for document, out in zip(documents, held_out, strict=True) if out]
 
 
-def limit(
-    documents: Sequence[Document], limit_bytes: int, seed: int
-) -> tuple[list[Document], list[Document]]:
+def limit(documents: Sequence[Document], limit_bytes: int, seed: int) -> tuple[list[Document], list[Document]]:
     """Chooses whole documents of at most `limit_bytes` bytes together: (kept, left out), in the order given.
 
     Documents are tried in an order drawn from the seed, and each is kept if it still fits. Raises DataError
@@ -185,9 +177,7 @@ def bigram_entropy(batches: Iterable[Mapping[str, np.ndarray]], vocab_size: int)
         pairs = batch["tokens"][scored].astype(np.int64) * vocab_size + batch["targets"][scored]
         counts += np.bincount(pairs, minlength=counts.size)
     if counts.sum() == 0:
-        raise DataError(
-            "bigram entropy needs at least one pair with weight 1, found none: hold out more text"
-        )
+        raise DataError("bigram entropy needs at least one pair with weight 1, found none: hold out more text")
     table = counts.reshape(vocab_size, vocab_size)
     used = table > 0
     conditional = table / np.maximum(table.sum(axis=1, keepdims=True), 1)

@@ -48,9 +48,7 @@ class RowIterator(Iterator[Batch]):
         """Continues right after `state`. Raises DataError if it is no state, or of other data or seed."""
         needed = {"rows_consumed", *self._identity()}
         if set(state) != needed or not isinstance(state["rows_consumed"], int) or state["rows_consumed"] < 0:
-            raise DataError(
-                f"needed a data state with {sorted(needed)}, found {state}: pass what get_state returned"
-            )
+            raise DataError(f"needed a data state with {sorted(needed)}, found {state}: pass what get_state returned")
         different = {key: (state[key], here) for key, here in self._identity().items() if state[key] != here}
         if different:
             shown = ", ".join(f"{key} {there} then, {here} now" for key, (there, here) in different.items())

@@ -105,9 +105,7 @@ def _place(lengths: list[int], row_length: int) -> tuple[list[int], list[int], l
     for length in lengths:
         for offset in range(0, length - 1, row_length):
             size = min(row_length, length - 1 - offset)
-            row = min(
-                (row for row, free in room.items() if free >= size), key=room.__getitem__, default=count
-            )
+            row = min((row for row, free in room.items() if free >= size), key=room.__getitem__, default=count)
             count = max(count, row + 1)
             room[row] = room.get(row, row_length) - size
             if room[row] == 0:

@@ -1,0 +1,51 @@
+"""jaxpar: a JAX/XLA sharding-based training toolkit."""
+
+from jaxpar import errors, mesh, testing
+from jaxpar.batch import TOKENS, token_shapes
+from jaxpar.errors import (
+    BackendError,
+    BatchError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    JaxparError,
+    ModelError,
+    PlanError,
+)
+from jaxpar.mesh import make_mesh, simulate
+from jaxpar.model import Context, Stack, Term, named, stack
+from jaxpar.parallel.cross_entropy import cross_entropy
+from jaxpar.parallel.embedding import embedding_lookup
+from jaxpar.plan import Plan
+from jaxpar.program import Program
+from jaxpar.run import Run
+from jaxpar.state import TrainState
+
+__all__ = [
+    "TOKENS",
+    "BackendError",
+    "BatchError",
+    "CheckpointError",
+    "ConfigError",
+    "Context",
+    "DataError",
+    "JaxparError",
+    "ModelError",
+    "Plan",
+    "PlanError",
+    "Program",
+    "Run",
+    "Stack",
+    "Term",
+    "TrainState",
+    "cross_entropy",
+    "embedding_lookup",
+    "errors",
+    "make_mesh",
+    "mesh",
+    "named",
+    "simulate",
+    "stack",
+    "testing",
+    "token_shapes",
+]

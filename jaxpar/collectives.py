@@ -1,0 +1,97 @@
+"""Thin named wrappers of the collectives that jaxpar writes itself.
+
+XLA's partitioner gathers the operand of an `all_gather` or `psum_scatter` over the automatic `tensor` axis first,
+whatever the constraints around it. Each such collective therefore runs in a nested `shard_map` over only `tensor`,
+in which the operand is the device's own tensor shard.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+from jax import Array, lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxpar.mesh import MANUAL_AXES
+
+Axes = tuple[str, ...]
+
+
+def on_tensor_shards(f: Callable[..., Array], in_specs: Sequence[P] | P, out_specs: P) -> Callable[..., Array]:
+    """`f` on each device's tensor shard; the specs name the dims split over `tensor`, and no other axis."""
+    if not live(("tensor",)):
+        return f
+    mesh = jax.sharding.get_abstract_mesh()
+    return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names={"tensor"})
+
+
+def live(axes: Axes) -> Axes:
+    """The axes that have more than one device; the others emit no collective, and nothing varies over them."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return tuple(a for a in axes if mesh.shape.get(a, 1) > 1)
+
+
+def live_spec(spec: P, mesh: Mesh) -> P:
+    """`spec` without the axes of size 1."""
+
+    def keep(axes: str | Axes | None) -> Axes | None:
+        names = () if axes is None else (axes,) if isinstance(axes, str) else axes
+        return tuple(a for a in names if mesh.shape[a] > 1) or None
+
+    return P(*(keep(axes) for axes in spec))
+
+
+def all_gather(x: Array, axes: Axes, dim: int, tensor_spec: P) -> Array:
+    """Concatenates the shards of `dim` over `axes`; bytes: the output's."""
+
+    def gather(shard: Array) -> Array:
+        return lax.all_gather(shard, live(axes), axis=dim, tiled=True)
+
+    return on_tensor_shards(gather, tensor_spec, tensor_spec)(x)
+
+
+def psum_scatter(x: Array, axes: Axes, dim: int, tensor_spec: P) -> Array:
+    """Sums over `axes` and leaves each device its part of `dim`; bytes: the input's."""
+
+    def scatter(shard: Array) -> Array:
+        return lax.psum_scatter(shard, live(axes), scatter_dimension=dim, tiled=True)
+
+    return on_tensor_shards(scatter, tensor_spec, tensor_spec)(x)
+
+
+def psum(x: Array, axes: Axes) -> Array:
+    """Sums over `axes`. Keeps the tensor sharding by itself."""
+    return lax.psum(x, live(axes)) if live(axes) else x
+
+
+def axis_index(axis: str) -> Array | int:
+    """This device's place on the axis."""
+    return lax.axis_index(axis) if live((axis,)) else 0
+
+
+def behind(lead: int, spec: P) -> P:
+    """`spec` for an array with `lead` more dims in front."""
+    return P(*(None,) * lead, *spec)
+
+
+def constrain(x: Array, tensor_spec: P) -> Array:
+    """Tells XLA how `x` lies over `tensor`; nothing when `tensor` has size 1."""
+    return lax.with_sharding_constraint(x, tensor_spec) if live(("tensor",)) else x
+
+
+def vary[T](tree: T, axes: Axes = MANUAL_AXES) -> T:
+    """Marks every leaf as varying over the manual `axes`, so that no gradient is summed over them behind our back."""
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+
+    def cast(x: Array) -> Array:
+        missing = tuple(a for a in live(axes) if a in manual and a not in _varying(x))
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(cast, tree)
+
+
+def _varying(x: Array) -> frozenset[str]:
+    kind = jax.typeof(x)
+    # jax 0.12 moved the mark.
+    marks = getattr(kind, "mat", None)
+    return frozenset(marks.varying if marks is not None else kind.vma)

@@ -1,0 +1,40 @@
+"""Counter-based dropout masks: a function of the key and the global index of an element, on every mesh the same."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Int, UInt32
+
+
+def keep_mask(
+    key: Array, rows: Int[Array, " b"], index: Int[Array, " t"] | None, shape: tuple[int, ...], rate: float
+) -> Bool[Array, "b ..."]:
+    """True where an element is kept, with probability `1 - rate`.
+
+    One threefry call for each (row, position), then an integer mix over the features: cheap, and free of
+    communication. `index` None: everything but rows counts as features.
+    """
+    hashes = _fold(key, rows)
+    leading = 1
+    if index is not None:
+        hashes = jax.vmap(lambda k: _fold(k, index))(hashes)
+        leading = 2
+    words = jax.random.key_data(hashes)[..., 0]
+    features = 1
+    for size in shape[leading:]:
+        features *= size
+    counter = jax.lax.iota(jnp.uint32, features).reshape(shape[leading:])
+    words = words.reshape(words.shape + (1,) * (len(shape) - leading))
+    bits = _mix(words ^ (counter * jnp.uint32(0x9E3779B9)))
+    return bits >= jnp.uint32(min(int(rate * 2**32), 2**32 - 1))
+
+
+def _fold(key: Array, data: Int[Array, " n"]) -> Array:
+    return jax.vmap(lambda d: jax.random.fold_in(key, d))(data)
+
+
+def _mix(x: UInt32[Array, "*n"]) -> UInt32[Array, "*n"]:
+    """The finalizer of MurmurHash3 (Appleby, 2011): every input bit flips every output bit about half the time."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)

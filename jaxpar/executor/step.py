@@ -1,0 +1,74 @@
+"""One whole train step: the manual region, then ordinary jit code on global arrays."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array, lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxpar.executor.microbatch import Batch
+from jaxpar.executor.region import Region, Sums
+from jaxpar.mesh import ROW_AXES
+from jaxpar.state import StateLayout, TrainState
+from jaxpar.structure import Params
+
+Metrics = dict[str, Array]
+
+
+def gradients(region: Region, state: TrainState, batch: Batch) -> tuple[Params, Sums]:
+    """Gradients (storage shapes) and sums of one step."""
+    key = jax.random.fold_in(state.key, state.step)
+    return region.gradients(state.params, batch, row_ids(region, batch), key)
+
+
+def row_ids(region: Region, batch: Batch) -> Array:
+    """Global row ids: the row's place in the step's global batch."""
+    rows = jax.tree.leaves(batch)[0].shape[0]
+    return lax.with_sharding_constraint(jnp.arange(rows, dtype=jnp.int32), NamedSharding(region.mesh, P(ROW_AXES)))
+
+
+def train_step(
+    region: Region, layout: StateLayout, optimizer: optax.GradientTransformation, state: TrainState, batch: Batch
+) -> tuple[TrainState, Metrics]:
+    """-> the next state, metrics. A step whose loss or gradient is not finite, or in which nothing counts, changes
+    nothing but the counters."""
+    grads, sums = gradients(region, state, batch)
+    grads = layout.view(grads)
+    norm, loss = optax.global_norm(grads), sums.objective()
+    counts = jnp.stack(list(sums.weights.values())).max() > 0
+    good = jnp.isfinite(norm) & jnp.isfinite(loss) & counts
+    params, opt_state = _update(layout, optimizer, state, grads)
+
+    def keep(new: Any, old: Any) -> Any:
+        return jax.tree.map(lambda n, o: jnp.where(good, n, o), new, old)
+
+    skipped = 1 - good.astype(jnp.int32)
+    new_state = TrainState(
+        step=state.step + 1,
+        skipped=state.skipped + skipped,
+        key=state.key,
+        params=keep(params, state.params),
+        opt_state=keep(opt_state, state.opt_state),
+    )
+    return new_state, metrics(sums) | {"grad_norm": norm, "skipped": skipped.astype(jnp.float32)}
+
+
+def metrics(sums: Sums) -> Metrics:
+    """`loss`, each term's mean, and `weight/<term>`."""
+    weights = {f"weight/{name}": w for name, w in sums.weights.items()}
+    return {"loss": sums.objective(), **sums.means(), **weights}
+
+
+def _update(
+    layout: StateLayout, optimizer: optax.GradientTransformation, state: TrainState, grads: Params
+) -> tuple[Params, Any]:
+    """The optimizer works on each device's ZeRO shard; parameters that are stored whole are gathered after it."""
+    shards = lax.with_sharding_constraint(state.params, layout.update_shardings())
+    params = layout.view(shards)
+    updates, opt_state = optimizer.update(grads, layout.view_opt(state.opt_state), params)
+    new = layout.store(optax.apply_updates(params, updates))
+    new = lax.with_sharding_constraint(new, layout.update_shardings())
+    return new, layout.store_opt(opt_state)

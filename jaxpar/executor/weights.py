@@ -1,0 +1,82 @@
+"""The weights of one stack, layer by layer: fetched one layer ahead of their use, gradients returned one layer behind.
+
+Carrying the next layer's weights and the previous layer's gradient through the loop lets XLA put the layer's matmuls
+between the start and the end of each ZeRO collective.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxpar import collectives
+from jaxpar.parallel import zero
+from jaxpar.placement import Placement
+from jaxpar.structure import Params
+
+
+@dataclass(frozen=True)
+class StackWeights:
+    """`params`: local storage of one stack, `[layer, *dims]`; `dtype`: what the layers compute in."""
+
+    params: Params
+    placements: Mapping[str, Placement]
+    dtype: Any
+    layers: int
+
+    @property
+    def ahead(self) -> bool:
+        """Whether fetching communicates, so that it is worth doing a layer ahead."""
+        return any(p.gathers for p in self.placements.values())
+
+    @property
+    def behind(self) -> bool:
+        """Whether returning a gradient communicates, so that it is worth doing a layer behind."""
+        return any(p.scatters_each_microbatch for p in self.placements.values())
+
+    def fetch(self, layer: Array | int) -> Params:
+        """The weights of one layer, whole, unpadded, in the compute dtype."""
+        shards = {path: lax.dynamic_index_in_dim(x, layer, 0, keepdims=False) for path, x in self.params.items()}
+        return zero.fetch(shards, self.placements, self.dtype)
+
+    def hold(self) -> Params:
+        """What is carried between loops: the first layer's weights, if they are fetched ahead."""
+        return self.fetch(0) if self.ahead else {}
+
+    def pending(self) -> Params:
+        """A gradient of zeros to start with, if gradients are returned behind."""
+        if not self.behind:
+            return {}
+        return {
+            path: collectives.vary(jnp.zeros(p.info.dims, self.dtype or p.info.dtype))
+            for path, p in self.placements.items()
+        }
+
+
+def accumulate(total: Params, grads: Params, placements: Mapping[str, Placement], layer: Array | int) -> Params:
+    """Adds one layer's scattered gradients in place."""
+
+    def add(path: str, acc: Array) -> Array:
+        new = lax.dynamic_index_in_dim(acc, layer, 0, keepdims=False) + grads[path]
+        acc = lax.dynamic_update_index_in_dim(acc, new, layer, 0)
+        return collectives.constrain(acc, collectives.behind(1, placements[path].tensor_spec))
+
+    return {path: add(path, acc) for path, acc in total.items()}
+
+
+def zeros(placements: Mapping[str, Placement], replicas: int) -> Params:
+    """Accumulators for every parameter, float32, as `zero.scatter` returns them, a stack's layers in front."""
+
+    def make(p: Placement) -> Array:
+        acc = collectives.vary(jnp.zeros(zero.accumulator_shape(p, replicas), jnp.float32))
+        return collectives.constrain(acc, collectives.behind(len(p.lead[2:]), p.tensor_spec))
+
+    return {path: make(p) for path, p in placements.items()}
+
+
+def barrier(dx: Any, grads: Params) -> tuple[Any, Params]:
+    """Keeps XLA from sinking the reduction behind the layer's own matmuls."""
+    return jax.lax.optimization_barrier((dx, grads))

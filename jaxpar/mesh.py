@@ -1,0 +1,135 @@
+"""The five mesh axes, their sizes, and the device mesh made from them."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from math import prod
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from jaxpar.errors import BackendError, PlanError
+
+AXES = ("data", "pipe", "tensor", "seq", "expert")
+
+# jaxpar writes the communication of these axes itself; XLA derives that of `tensor` from annotations.
+MANUAL_AXES = ("data", "pipe", "seq", "expert")
+
+# A dense parameter is replicated over these; its gradient is summed over them, and ZeRO shards it over them.
+REPLICA_AXES = ("data", "seq", "expert")
+
+ROW_AXES = ("data", "expert")
+
+# From the worst-connected devices to the best-connected ones.
+_PHYSICAL_ORDER = ("pipe", "data", "expert", "seq", "tensor")
+
+
+@dataclass(frozen=True)
+class MeshShape:
+    """How many devices each axis has; at most one is -1, "what is left"."""
+
+    data: int = 1
+    pipe: int = 1
+    tensor: int = 1
+    seq: int = 1
+    expert: int = 1
+
+    @classmethod
+    def parse(cls, text: "str | MeshShape") -> "MeshShape":
+        """`"data=-1,pipe=2"` -> `MeshShape`. Axes not named have size 1. Raises `PlanError`."""
+        if isinstance(text, MeshShape):
+            return text
+        sizes: dict[str, int] = {}
+        for part in filter(None, (p.strip() for p in text.split(","))):
+            name, _, size = part.partition("=")
+            name = name.strip()
+            if name not in AXES:
+                raise PlanError(f"mesh {text!r}: there is no axis {name!r}; the axes are {', '.join(AXES)}")
+            if name in sizes:
+                raise PlanError(f"mesh {text!r}: axis {name!r} is given twice")
+            try:
+                sizes[name] = int(size)
+            except ValueError:
+                raise PlanError(
+                    f"mesh {text!r}: axis {name!r} needs a whole number, found {size!r}; write e.g. 'data=4,tensor=2'"
+                ) from None
+        shape = cls(**sizes)
+        shape._check(text)
+        return shape
+
+    def _check(self, text: str) -> None:
+        wrong = [f"{n}={s}" for n, s in self.sizes.items() if s < 1 and s != -1]
+        if wrong:
+            raise PlanError(f"mesh {text!r}: sizes are positive, or -1 for what is left; found {', '.join(wrong)}")
+        if list(self.sizes.values()).count(-1) > 1:
+            raise PlanError(f"mesh {text!r}: only one axis can be -1, what is left")
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def resolve(self, devices: int) -> "MeshShape":
+        """Replaces -1 by what is left of `devices`. Raises `PlanError` if the sizes do not multiply to it."""
+        sizes = self.sizes
+        known = prod(s for s in sizes.values() if s != -1)
+        free = next((n for n, s in sizes.items() if s == -1), None)
+        if free is not None and devices % known == 0:
+            return MeshShape(**{**sizes, free: devices // known})
+        if free is None and known == devices:
+            return self
+        legal = [d for d in range(1, devices + 1) if devices % d == 0]
+        mend = (
+            f"choose sizes whose product divides {devices} (one of {legal})"
+            if free
+            else f"choose sizes that multiply to {devices}, or leave one axis at -1"
+        )
+        raise PlanError(
+            f"mesh '{self}' needs {'a multiple of ' if free else ''}{known} devices, found {devices}; {mend}"
+        )
+
+    def fixed_size(self) -> int | None:
+        """The number of devices, or None while an axis is -1."""
+        sizes = self.sizes.values()
+        return None if -1 in sizes else prod(sizes)
+
+    def __str__(self) -> str:
+        named = [f"{n}={s}" for n, s in self.sizes.items() if s != 1]
+        return ",".join(named) or "data=1"
+
+
+def make_mesh(shape: MeshShape | str, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """A mesh over all five axes in the order of `AXES`, all `AxisType.Auto`.
+
+    `tensor` gets neighbouring devices (the best connected), then `seq`, `expert`, `data`; `pipe` gets the most
+    distant ones. Raises `PlanError` when the sizes do not multiply to the number of devices.
+    """
+    devices = jax.devices() if devices is None else list(devices)
+    shape = MeshShape.parse(shape).resolve(len(devices))
+    physical = np.asarray(devices, dtype=object).reshape([shape.sizes[a] for a in _PHYSICAL_ORDER])
+    array = physical.transpose([_PHYSICAL_ORDER.index(a) for a in AXES])
+    return Mesh(array, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def simulate(devices: int) -> None:
+    """Makes this process see `devices` simulated CPU devices. Call it before anything else touches jax.
+
+    Raises `BackendError` when jax has already started with another number of devices.
+    """
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    try:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", devices)
+    except RuntimeError as error:
+        if _simulates(devices):
+            return
+        raise BackendError(
+            f"simulate({devices}): jax has already started its devices ({error}); call it before any other use of jax"
+        ) from error
+    found = jax.device_count()
+    if found != devices:
+        raise BackendError(f"simulate({devices}): jax shows {found} devices; unset XLA_FLAGS' device count, if any")
+
+
+def _simulates(devices: int) -> bool:
+    return jax.default_backend() == "cpu" and jax.device_count() == devices

@@ -1,0 +1,146 @@
+"""The protocol between a model and jaxpar: `named`, `stack`, `Term`, `Context`.
+
+A model is single-device Flax code with three methods, `embed`, `head` and `terms`, and stacks of layers between
+embedding and head. jaxpar owns the loop over layers; a layer is `(x, ctx) -> x` or `(x, {"term": total})`.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+from flax import nnx
+from jax import Array
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Float, Int
+
+from jaxpar.axis_rules import AxisRules
+from jaxpar.collectives import constrain
+from jaxpar.dropout import keep_mask
+
+LOGICAL_NAMES = "logical_names"
+
+
+def named(init: nnx.Initializer, *names: str | P | None) -> nnx.Initializer:
+    """An initializer whose parameter carries one logical name (or None) per dim, without the layer dim.
+
+    `named(init, "embed", "mlp")`, or mesh axes directly: `named(init, P(None, "tensor"))`.
+    """
+    dims = tuple(names[0]) if len(names) == 1 and isinstance(names[0], P) else names
+    return nnx.with_metadata(init, **{LOGICAL_NAMES: dims})
+
+
+class Stack(nnx.Module):
+    """`length` layers of one type; every parameter has a leading layer dim, in depth order. Made by `stack`."""
+
+    def __init__(self, layers: nnx.Module, length: int):
+        self.layers = layers
+        self.length = length
+
+    def __call__(self, x: Any, ctx: "Context") -> Any:
+        """The layers one after the other on one device, auxiliary totals dropped: for use outside a program."""
+        graphdef, state = nnx.split(self.layers)
+        for depth in range(self.length):
+            layer = nnx.merge(graphdef, jax.tree.map(lambda leaf, d=depth: leaf[d], state))
+            out = layer(x, ctx.at_depth(depth))
+            x = out[0] if isinstance(out, tuple) else out
+        return x
+
+
+def stack(layer: Callable[..., nnx.Module], length: int, *args: Any, rngs: nnx.Rngs, **kwargs: Any) -> Stack:
+    """`length` layers `layer(*args, rngs=rngs, **kwargs)`, each with its own random keys."""
+
+    @nnx.split_rngs(splits=length)
+    @nnx.vmap
+    def create(rngs: nnx.Rngs) -> nnx.Module:
+        return layer(*args, rngs=rngs, **kwargs)
+
+    return Stack(create(rngs), length)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Term:
+    """One term of the objective: `coef * (sum of totals) / (sum of weights)`, both over the whole step.
+
+    `weight` is a float32 scalar that depends on the batch alone and is additive over rows and positions: the sum of
+    token weights, the number of rows.
+    """
+
+    weight: Float[Array, ""]
+    coef: float = field(default=1.0, metadata={"static": True})
+
+
+class Model(Protocol):
+    """What jaxpar needs of a model, beside `Stack` attributes for its layers."""
+
+    def embed(self, batch: dict[str, Array], ctx: "Context") -> Any: ...
+    def head(self, x: Any, batch: dict[str, Array], ctx: "Context") -> dict[str, Float[Array, ""]]: ...
+    def terms(self, batch: dict[str, Array]) -> dict[str, Term]: ...
+
+
+Attention = Callable[..., Float[Array, "b t h d"]]
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("rows", "index", "positions", "segments", "key", "depth"),
+    meta_fields=("train", "attention", "rules", "sites"),
+)
+@dataclass(frozen=True)
+class Context:
+    """What model code knows about where it runs: its rows, its positions, and a way to the other devices."""
+
+    rows: Int[Array, " b"]
+    """Global row ids of the local rows."""
+    index: Int[Array, " t"] | None
+    """Global index in the row of the local positions; None when the batch has no positions."""
+    positions: Int[Array, "b t"] | None
+    """Position in its document of each token (rotary and learned positions use this)."""
+    segments: Int[Array, "b t"] | None
+    """Document of each token, 0 for padding; None when rows hold one document each."""
+    key: Array
+    """Random key of this step; the same on every device."""
+    depth: Int[Array, ""]
+    """Which layer this is, counted over all stacks; 0 in `embed`, the number of layers in `head`."""
+    train: bool
+    attention: Attention
+    rules: AxisRules
+    sites: Iterator[int]
+
+    def at_depth(self, depth: Int[Array, ""] | int) -> "Context":
+        """The context of one layer; its calls of `dropout` are counted from zero."""
+        return replace(self, depth=jax.numpy.asarray(depth, "int32"), sites=itertools.count())
+
+    def attend(
+        self,
+        q: Float[Array, "b t h d"],
+        k: Float[Array, "b t kv d"],
+        v: Float[Array, "b t kv d"],
+        *,
+        causal: bool = True,
+    ) -> Float[Array, "b t h d"]:
+        """Exact softmax attention within documents; query head `i` uses kv head `i // (h / kv)`.
+
+        Never builds a full matrix of positions by positions. Follows Dao, FlashAttention-2 (2023).
+        """
+        return self.attention(q, k, v, segments=self.segments, causal=causal)
+
+    def constrain(self, x: Array, *names: str | None) -> Array:
+        """Tells XLA how the dims of an activation lie over `tensor`, by logical names; None: not split."""
+        axes = (self.rules.axis(name) for name in names)
+        return constrain(x, P(*(a if a == "tensor" else None for a in axes)))
+
+    def dropout(self, x: Float[Array, "b ..."], rate: float) -> Float[Array, "b ..."]:
+        """Zeroes a share `rate` of the elements and scales the rest by `1 / (1 - rate)`; `x` as is when evaluating.
+
+        The mask is a function of (seed, step, depth, call within the layer, global row, position, feature) alone: it
+        is the same on every mesh, and is recomputed, never communicated.
+        """
+        if not self.train or rate == 0.0:
+            return x
+        key = jax.random.fold_in(jax.random.fold_in(self.key, self.depth), next(self.sites))
+        keep = keep_mask(key, self.rows, self.index, x.shape, rate)
+        return jax.numpy.where(keep, x / (1.0 - rate), 0).astype(x.dtype)

@@ -1,0 +1,85 @@
+"""ZeRO and plain data parallelism: how a parameter is fetched before its use, and its gradient returned after.
+
+| stage | parameters | gradients | reduced |
+|---|---|---|---|
+| 0 | replicated | replicated | once a step: all-reduce |
+| 1 | replicated | sharded at the end | once a step: reduce-scatter |
+| 2 | replicated | sharded | each microbatch: reduce-scatter |
+| 3 | sharded, gathered per layer | sharded | each microbatch: reduce-scatter |
+
+Source: Rajbhandari et al., ZeRO (2020); Zhao et al., PyTorch FSDP (2023). Sums are float32 whatever the compute dtype.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxpar import collectives
+from jaxpar.mesh import REPLICA_AXES
+from jaxpar.placement import Placement, pad, unpad
+from jaxpar.structure import Params
+
+Placements = Mapping[str, Placement]
+
+
+def fetch(params: Params, placements: Placements, dtype: Any = None) -> Params:
+    """Stored local parameters (without leading dims) -> what the model computes with: whole, unpadded, in `dtype`.
+
+    Casts before it gathers, so that a bfloat16 plan moves half the bytes.
+    """
+    return {path: _fetch_one(x, placements[path], dtype) for path, x in params.items()}
+
+
+def _fetch_one(x: Array, placement: Placement, dtype: Any) -> Array:
+    if dtype is not None and jnp.issubdtype(x.dtype, jnp.floating):
+        x = x.astype(dtype)
+    if placement.gathers:
+        assert placement.zero_dim is not None
+        x = collectives.all_gather(x, REPLICA_AXES, placement.zero_dim, placement.tensor_spec)
+    return unpad(x, placement.info.dims)
+
+
+def scatter(grads: Params, placements: Placements) -> Params:
+    """One microbatch's gradients as they are accumulated: padded, float32, and with ZeRO 2 and 3 reduced and split."""
+    return {path: _scatter_one(g, placements[path]) for path, g in grads.items()}
+
+
+def _scatter_one(grad: Array, placement: Placement) -> Array:
+    grad = pad(grad.astype(jnp.float32), placement.padded)
+    if placement.scatters_each_microbatch:
+        return _reduce_scatter(grad, placement)
+    return collectives.constrain(grad, placement.tensor_spec)
+
+
+def _reduce_scatter(grad: Array, placement: Placement, lead: int = 0) -> Array:
+    assert placement.zero_dim is not None
+    spec = collectives.behind(lead, placement.tensor_spec)
+    return collectives.psum_scatter(grad, REPLICA_AXES, lead + placement.zero_dim, spec)
+
+
+def accumulator_shape(placement: Placement, replicas: int) -> tuple[int, ...]:
+    """Local shape (over the manual axes) of what `scatter` returns, with the layers of a stack in front."""
+    sizes = list(placement.padded)
+    if placement.scatters_each_microbatch:
+        assert placement.zero_dim is not None
+        sizes[placement.zero_dim] //= replicas
+    return (*placement.lead[2:], *sizes)
+
+
+def finish(grads: Params, placements: Placements) -> Params:
+    """What remains to be reduced at the end of the step; `grads` have a stack's layers in front."""
+    return {path: _finish_one(g, placements[path]) for path, g in grads.items()}
+
+
+def _finish_one(grad: Array, placement: Placement) -> Array:
+    lead = len(placement.lead[2:])
+    if not placement.scatters:
+        grad = collectives.psum(grad, REPLICA_AXES)
+    elif not placement.scatters_each_microbatch:
+        grad = _reduce_scatter(grad, placement, lead)
+    if placement.info.stack is None:
+        # Embedding and head are replicated over the stages.
+        return collectives.psum(grad, ("pipe",))
+    return lax.expand_dims(grad, (0, 1))

@@ -1,0 +1,107 @@
+"""The plan: how a model is spread over a mesh. A value: frozen, printable, comparable, to and from a dict."""
+
+import difflib
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+import jax.numpy as jnp
+
+from jaxpar.axis_rules import DEFAULT_RULES, AxisRules
+from jaxpar.errors import PlanError
+from jaxpar.mesh import MeshShape
+
+Precision = Literal["float32", "bfloat16"]
+Remat = Literal["none", "dots", "full"]
+
+# Axes that a mesh already has and no strategy uses yet.
+_SIZE_ONE_AXES = ("pipe", "seq", "expert")
+
+# The logical name of the positions of a normed activation: over `tensor` when norms are sequence-sharded.
+NORM_POSITIONS = "norm_positions"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one model is trained on one mesh. Wrong values raise `PlanError` at once, all of them together.
+
+    Attributes:
+      mesh: sizes of the axes `data, pipe, tensor, seq, expert`; -1 is what is left, axes not named have size 1.
+      zero: 0 replicates everything over `data`; 1 shards optimizer state, 2 gradients too, 3 parameters too
+        (Rajbhandari et al., ZeRO, 2020; 3 is FSDP).
+      microbatches: per step and replica; the rows of a step are worked through in this many parts.
+      sequence_sharded_norms: norms and residuals between tensor-parallel matmuls hold 1/tensor of the positions
+        (Korthikanti et al., 2022).
+      precision: dtype of the layers' compute; parameters, gradients and optimizer state stay float32.
+      remat: what a layer saves for its backward: `none` recomputes nothing, `dots` keeps matmul results, `full` keeps
+        the layer's input alone.
+    """
+
+    mesh: str = "data=-1"
+    zero: int = 0
+    microbatches: int = 1
+    sequence_sharded_norms: bool = False
+    precision: Precision = "float32"
+    remat: Remat = "none"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mesh", str(MeshShape.parse(self.mesh)))
+        if problems := self._problems():
+            raise PlanError(problems)
+
+    def _problems(self) -> list[str]:
+        found = []
+        if self.zero not in (0, 1, 2, 3):
+            found.append(f"zero={self.zero!r}: needs 0, 1, 2 or 3")
+        if not isinstance(self.microbatches, int) or self.microbatches < 1:
+            found.append(f"microbatches={self.microbatches!r}: needs a whole number from 1 on")
+        for name, value, legal in (
+            ("precision", self.precision, get_args(Precision)),
+            ("remat", self.remat, get_args(Remat)),
+        ):
+            if value not in legal:
+                found.append(f"{name}={value!r}: needs one of {', '.join(legal)}")
+        for axis in _SIZE_ONE_AXES:
+            if self.shape.sizes[axis] != 1:
+                found.append(
+                    f"mesh '{self.mesh}': axis {axis!r} needs size 1, found {self.shape.sizes[axis]}; "
+                    f"this version has no {axis} parallelism: use data and tensor"
+                )
+        return found
+
+    @property
+    def shape(self) -> MeshShape:
+        return MeshShape.parse(self.mesh)
+
+    def resolve(self, devices: int) -> "Plan":
+        """The plan with -1 replaced by what is left of `devices`."""
+        return replace(self, mesh=str(self.shape.resolve(devices)))
+
+    @property
+    def rules(self) -> AxisRules:
+        norms = "tensor" if self.sequence_sharded_norms else None
+        return AxisRules(axes={**DEFAULT_RULES, NORM_POSITIONS: norms})
+
+    @property
+    def compute_dtype(self) -> Any:
+        return jnp.dtype(self.precision)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Plan":
+        """The inverse of `to_dict`. Raises `PlanError` for unknown keys, naming the nearest known one."""
+        known = [f.name for f in fields(cls)]
+        problems = []
+        for key in values:
+            if key not in known:
+                close = difflib.get_close_matches(key, known, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(known)}"
+                problems.append(f"unknown key {key!r}; {hint}")
+        if problems:
+            raise PlanError(problems)
+        return cls(**values)
+
+    def __str__(self) -> str:
+        changed = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default]
+        return f"Plan({', '.join(changed)})"

@@ -1,0 +1,65 @@
+"""The program: a model, an optimizer and a plan, before it is known where they run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import jax
+import optax
+
+from jaxpar.batch import TOKENS, BatchAxes, batch_problems
+from jaxpar.errors import PlanError
+from jaxpar.mesh import make_mesh
+from jaxpar.placement import placement_problems
+from jaxpar.plan import Plan
+from jaxpar.run import Run
+from jaxpar.structure import Build, Structure, inspect_model
+
+Shapes = dict[str, jax.ShapeDtypeStruct]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is trained and how.
+
+    Attributes:
+      build: `build(rngs) -> nnx.Module` that follows `jaxpar.model.Model`.
+      optimizer: any optax transformation. It sees flat dicts `path -> array` of logical sizes, a stack's parameters as
+        `[virtual stage, stage, layer, *dims]`, and the true global gradients, so that norms and clipping are right.
+      plan: how it is spread.
+      batch_axes: for each array of a batch, `"rows"`, `"positions"` or None for each dim.
+    """
+
+    build: Build
+    optimizer: optax.GradientTransformation
+    plan: Plan
+    batch_axes: BatchAxes = field(default_factory=lambda: TOKENS)
+
+    @cached_property
+    def structure(self) -> Structure:
+        return inspect_model(self.build)
+
+    def validate(self, shapes: Shapes | None = None, devices: int | None = None) -> None:
+        """Raises one `PlanError` that lists every problem, before anything compiles.
+
+        `shapes`: of one whole step's batch (see `token_shapes`); `devices`: how many there will be (default: all here).
+        """
+        problems: list[str] = []
+        plan = self.plan
+        try:
+            plan = plan.resolve(jax.device_count() if devices is None else devices)
+        except PlanError as error:
+            problems += error.problems
+        if plan.shape.fixed_size() is not None:
+            problems += placement_problems(self.structure, plan, plan.shape)
+            problems += batch_problems(shapes, self.batch_axes, plan) if shapes is not None else []
+        if problems:
+            raise PlanError(problems)
+
+    def on(self, devices: Sequence[jax.Device] | None = None) -> Run:
+        """The program on these devices (default: all). Raises `PlanError`; compiles on first use."""
+        devices = jax.devices() if devices is None else list(devices)
+        self.validate(devices=len(devices))
+        plan = self.plan.resolve(len(devices))
+        mesh = make_mesh(plan.shape, devices)
+        return Run(self.build, self.structure, self.optimizer, plan, self.batch_axes, mesh)

@@ -1,0 +1,111 @@
+"""The training state, and the optimizer's view of it: logical sizes, with each state leaf following its parameter."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import optax
+from jax import Array
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Int
+
+from jaxpar.placement import Placement, logical_sharding, pad, unpad
+from jaxpar.structure import Params
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """Everything a run needs to go on. Arrays are stored as their placement says; see `Run.to_logical`.
+
+    Attributes:
+      step: batches consumed, skipped ones too.
+      skipped: of these, how many changed nothing: a loss or gradient that was not finite, or nothing to learn from.
+      key: the run's random key; a step's key is this one folded with `step`.
+    """
+
+    step: Int[Array, ""]
+    skipped: Int[Array, ""]
+    key: Array
+    params: Params
+    opt_state: optax.OptState
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """Which placement each leaf of the state follows, and the conversions that come from it."""
+
+    placements: Mapping[str, Placement]
+    mesh: Mesh
+    opt_shapes: Any
+    """The optimizer's state for `view` parameters, abstract."""
+
+    def view(self, params: Params) -> Params:
+        """Without padding, `[virtual stage, stage, layer, *dims]`: what the optimizer is given."""
+        return {path: unpad(x, self.placements[path].info.dims) for path, x in params.items()}
+
+    def store(self, params: Params) -> Params:
+        return {path: pad(x, self.placements[path].padded) for path, x in params.items()}
+
+    def view_opt(self, opt_state: Any) -> Any:
+        return self._map_opt(opt_state, lambda x, p: x if p is None else unpad(x, p.info.dims))
+
+    def store_opt(self, opt_state: Any) -> Any:
+        return self._map_opt(opt_state, lambda x, p: x if p is None else pad(x, p.padded))
+
+    def storage_shardings(self) -> TrainState:
+        scalar = NamedSharding(self.mesh, P())
+        params = {path: NamedSharding(self.mesh, p.param_spec()) for path, p in self.placements.items()}
+        opt = self._map_opt(
+            self.opt_shapes, lambda _, p: NamedSharding(self.mesh, P() if p is None else p.update_spec())
+        )
+        return TrainState(scalar, scalar, scalar, params, opt)
+
+    def logical_shardings(self) -> TrainState:
+        """For the arrays of `to_logical`, which are not padded: replicated where a dim does not divide."""
+        scalar = NamedSharding(self.mesh, P())
+        params = {path: logical_sharding(p, self.mesh, p.param_spec()) for path, p in self.placements.items()}
+        opt = self._map_opt(
+            self.opt_shapes, lambda _, p: scalar if p is None else logical_sharding(p, self.mesh, p.update_spec())
+        )
+        return TrainState(scalar, scalar, scalar, params, opt)
+
+    def to_logical(self, state: TrainState) -> TrainState:
+        """Every parameter, and what the optimizer keeps for it, in its logical shape with layers in depth order."""
+
+        def convert(x: Array, p: Placement | None) -> Array:
+            return x if p is None else unpad(x, p.info.dims).reshape(p.info.shape)
+
+        return self._convert(state, convert)
+
+    def from_logical(self, state: TrainState) -> TrainState:
+        """The inverse of `to_logical`."""
+
+        def convert(x: Array, p: Placement | None) -> Array:
+            return x if p is None else pad(x.reshape(p.view_shape), p.padded)
+
+        return self._convert(state, convert)
+
+    def update_shardings(self) -> dict[str, NamedSharding]:
+        return {path: NamedSharding(self.mesh, p.update_spec()) for path, p in self.placements.items()}
+
+    def _convert(self, state: TrainState, convert: Any) -> TrainState:
+        params = {path: convert(x, self.placements[path]) for path, x in state.params.items()}
+        opt = self._map_opt(state.opt_state, convert)
+        return TrainState(state.step, state.skipped, state.key, params, opt)
+
+    def _map_opt(self, tree: Any, f: Any) -> Any:
+        """`f(leaf, placement or None)`: an optimizer leaf under a parameter's name, of its shape, follows it."""
+        shapes = jax.tree_util.tree_flatten_with_path(self.opt_shapes)[0]
+        owners = [self._owner(path, leaf) for path, leaf in shapes]
+        leaves, treedef = jax.tree.flatten(tree)
+        return jax.tree.unflatten(treedef, [f(x, p) for x, p in zip(leaves, owners, strict=True)])
+
+    def _owner(self, path: tuple[Any, ...], leaf: Any) -> Placement | None:
+        for key in reversed(path):
+            placement = self.placements.get(getattr(key, "key", None))  # type: ignore[arg-type]
+            if placement is not None and leaf.shape == placement.view_shape:
+                return placement
+        return None

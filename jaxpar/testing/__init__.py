@@ -1,0 +1,5 @@
+"""Parity against one device, for jaxpar's own models and for yours."""
+
+from jaxpar.testing.parity import assert_parity, compare, loss_and_grads, one_device
+
+__all__ = ["assert_parity", "compare", "loss_and_grads", "one_device"]

@@ -1,0 +1,76 @@
+"""Parity: any legal plan gives the loss and the gradients of one device."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+
+from jaxpar.plan import Plan
+from jaxpar.program import Program
+from jaxpar.run import Run
+
+Gradients = dict[str, np.ndarray]
+
+# Of the leaf's largest magnitude, and absolute.
+RELATIVE, ABSOLUTE = 1e-5, 1e-7
+
+
+def loss_and_grads(program: Program, batch: Mapping[str, np.ndarray], seed: int = 0) -> tuple[float, Gradients]:
+    """The loss and the float32 gradient of every logical parameter (unpadded, layers in depth order) at `init(seed)`.
+
+    Uses as many of `jax.devices()` as the plan's mesh needs. Keys and shapes are the same under every plan.
+    """
+    run = run_on_enough_devices(program)
+    grads, metrics = run.gradients(run.init(seed), run.put(batch))
+    logical = jax.device_get(run.logical_params(grads))
+    return float(metrics["loss"]), {path: np.asarray(g, np.float32) for path, g in logical.items()}
+
+
+def run_on_enough_devices(program: Program) -> Run:
+    """The program on the first devices of this process that its mesh needs."""
+    size = program.plan.shape.fixed_size()
+    return program.on(jax.devices()[:size])
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One leaf that differs: how far, and how far it may."""
+
+    path: str
+    error: float
+    bound: float
+
+    def __str__(self) -> str:
+        return f"{self.path}: differs by {self.error:.3g}, allowed {self.bound:.3g}"
+
+
+def one_device(program: Program) -> Program:
+    """The same program on one device, in one microbatch."""
+    return replace(program, plan=Plan(mesh="data=1", precision=program.plan.precision))
+
+
+def compare(
+    loss: float, grads: Gradients, expected_loss: float, expected: Gradients, relative: float = RELATIVE
+) -> list[Difference]:
+    """What differs by more than `relative` of the leaf's largest magnitude plus 1e-7; NaN always does."""
+    assert grads.keys() == expected.keys(), grads.keys() ^ expected.keys()
+    pairs = {"loss": (np.float32(loss), np.float32(expected_loss))} | {p: (grads[p], g) for p, g in expected.items()}
+    found = []
+    for path, (value, want) in pairs.items():
+        assert value.shape == want.shape, (path, value.shape, want.shape)
+        bound = relative * float(np.abs(want).max(initial=0.0)) + ABSOLUTE
+        error = float(np.abs(value - want).max(initial=0.0))
+        if not error <= bound:
+            found.append(Difference(path, error, bound))
+    return found
+
+
+def assert_parity(program: Program, batch: Mapping[str, np.ndarray], seed: int = 0, relative: float = RELATIVE) -> None:
+    """Raises `AssertionError` naming every leaf whose gradient differs from one device's."""
+    differences = compare(
+        *loss_and_grads(program, batch, seed), *loss_and_grads(one_device(program), batch, seed), relative
+    )
+    if differences:
+        lines = "\n".join(f"  {d}" for d in differences)
+        raise AssertionError(f"{program.plan} does not equal one device:\n{lines}")

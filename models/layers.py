@@ -1,0 +1,54 @@
+"""Layers that decoders share: RMS norm and rotary positions. Single-device code with logical names."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array, lax
+from jaxtyping import Float, Int
+
+import jaxpar
+
+
+class RMSNorm(nnx.Module):
+    """`x / rms(x) * scale` over the last dim, in float32 inside (Zhang & Sennrich, 2019)."""
+
+    def __init__(self, dim: int, *, name: str = "embed", epsilon: float, rngs: nnx.Rngs):
+        self.scale = nnx.Param(jaxpar.named(nnx.initializers.ones, name)(rngs.params(), (dim,), jnp.float32))
+        self.epsilon = epsilon
+
+    def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
+        x32 = x.astype(jnp.float32)
+        inverse = lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.epsilon)
+        scale = jnp.expand_dims(self.scale[...].astype(jnp.float32), tuple(range(x.ndim - 1)))
+        return (x32 * inverse * scale).astype(x.dtype)
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Llama 3's stretching of the slow rotary frequencies (Dubey et al., 2024)."""
+
+    factor: float = 8.0
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    original_length: int = 8192
+
+
+def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> np.ndarray:
+    """Radians per position of each of the `head_dim / 2` pairs, float32."""
+    frequencies = theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    if scaling is not None:
+        turns = scaling.original_length * frequencies / (2 * np.pi)
+        low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+        keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        frequencies = frequencies * (keep + (1 - keep) / scaling.factor)
+    return frequencies.astype(np.float32)
+
+
+def rotate(x: Float[Array, "b t h d"], positions: Int[Array, "b t"], frequencies: np.ndarray) -> Array:
+    """Rotary positions (Su et al., 2021): the first half of a head's features pairs with the second half."""
+    angles = positions[:, :, None, None].astype(jnp.float32) * frequencies[None, None, None, :]
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

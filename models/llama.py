@@ -1,0 +1,164 @@
+"""A Llama-style decoder: RMS norm, rotary positions, grouped-query attention, SwiGLU. Single-device code.
+
+Letters: B rows, T positions, D embed, H query heads, K kv heads, h head dim, F mlp, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jaxtyping import Float, Int
+
+import jaxpar
+from models.layers import RMSNorm, RopeScaling, rope_frequencies, rotate
+
+_fan_in = nnx.initializers.variance_scaling(1.0, "fan_in", "normal")
+_embedding = nnx.initializers.normal(stddev=0.02)
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Sizes of the model. `head_dim` is free of `embed_dim / num_heads`; each kv head serves equally many heads."""
+
+    vocab_size: int
+    num_layers: int
+    embed_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mlp_dim: int
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    tie_embeddings: bool = False
+    qk_norm: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    norm_epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise jaxpar.ConfigError(
+                f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}; "
+                f"each kv head serves equally many query heads"
+            )
+        if self.head_dim % 2:
+            raise jaxpar.ConfigError(f"head_dim={self.head_dim} is odd; rotary positions turn pairs of features")
+
+    def build(self, rngs: nnx.Rngs) -> "Llama":
+        return Llama(self, rngs=rngs)
+
+
+class Projection(nnx.Module):
+    """A linear map between groups of dims, e.g. embed -> (heads, head_dim), each with its logical name."""
+
+    def __init__(self, ins: dict[str, int], outs: dict[str, int], *, bias: bool, rngs: nnx.Rngs):
+        rows, columns = int(np.prod(list(ins.values()))), int(np.prod(list(outs.values())))
+        shape, names = (*ins.values(), *outs.values()), (*ins, *outs)
+
+        def init(key: Array, shape: tuple[int, ...], dtype: type) -> Array:
+            # Fan-in counts every input dim, so the matrix is drawn flat.
+            return _fan_in(key, (rows, columns), dtype).reshape(shape)
+
+        self.kernel = nnx.Param(jaxpar.named(init, *names)(rngs.params(), shape, jnp.float32))
+        self.bias = None
+        if bias:
+            zeros = jaxpar.named(nnx.initializers.zeros, *outs)
+            self.bias = nnx.Param(zeros(rngs.params(), tuple(outs.values()), jnp.float32))
+        self.contracted = len(ins)
+
+    def __call__(self, x: Array) -> Array:
+        y = jnp.tensordot(x, self.kernel[...], axes=self.contracted)
+        return y if self.bias is None else y + jnp.expand_dims(self.bias[...], tuple(range(y.ndim - self.bias.ndim)))
+
+
+class Attention(nnx.Module):
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs):
+        c = config
+        embed, heads = {"embed": c.embed_dim}, {"heads": c.num_heads, "head_dim": c.head_dim}
+        kv_heads = {"kv_heads": c.num_kv_heads, "head_dim": c.head_dim}
+        self.q = Projection(embed, heads, bias=c.attention_bias, rngs=rngs)
+        self.k = Projection(embed, kv_heads, bias=c.attention_bias, rngs=rngs)
+        self.v = Projection(embed, kv_heads, bias=c.attention_bias, rngs=rngs)
+        self.out = Projection(heads, embed, bias=c.attention_bias, rngs=rngs)
+        self.q_norm = self.k_norm = None
+        if c.qk_norm:
+            self.q_norm = RMSNorm(c.head_dim, name="head_dim", epsilon=c.norm_epsilon, rngs=rngs)
+            self.k_norm = RMSNorm(c.head_dim, name="head_dim", epsilon=c.norm_epsilon, rngs=rngs)
+        self.frequencies = nnx.static(tuple(rope_frequencies(c.head_dim, c.rope_theta, c.rope_scaling).tolist()))
+
+    def __call__(self, x_BTD: Float[Array, "b t d"], ctx: jaxpar.Context) -> Float[Array, "b t d"]:
+        q_BTHh = ctx.constrain(self.q(x_BTD), None, None, "heads", None)
+        k_BTKh, v_BTKh = self.k(x_BTD), self.v(x_BTD)
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BTHh, k_BTKh = self.q_norm(q_BTHh), self.k_norm(k_BTKh)
+        frequencies = np.asarray(self.frequencies, np.float32)
+        q_BTHh, k_BTKh = (rotate(a, ctx.positions, frequencies) for a in (q_BTHh, k_BTKh))
+        return self.out(ctx.constrain(ctx.attend(q_BTHh, k_BTKh, v_BTKh), None, None, "heads", None))
+
+
+class MLP(nnx.Module):
+    """SwiGLU (Shazeer, 2020)."""
+
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs):
+        embed, mlp = {"embed": config.embed_dim}, {"mlp": config.mlp_dim}
+        self.gate = Projection(embed, mlp, bias=config.mlp_bias, rngs=rngs)
+        self.up = Projection(embed, mlp, bias=config.mlp_bias, rngs=rngs)
+        self.down = Projection(mlp, embed, bias=config.mlp_bias, rngs=rngs)
+
+    def __call__(self, x_BTD: Float[Array, "b t d"], ctx: jaxpar.Context) -> Float[Array, "b t d"]:
+        hidden_BTF = nnx.silu(self.gate(x_BTD)) * self.up(x_BTD)
+        return self.down(ctx.constrain(hidden_BTF, None, None, "mlp"))
+
+
+class Block(nnx.Module):
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs):
+        self.attention_norm = RMSNorm(config.embed_dim, epsilon=config.norm_epsilon, rngs=rngs)
+        self.attention = Attention(config, rngs=rngs)
+        self.mlp_norm = RMSNorm(config.embed_dim, epsilon=config.norm_epsilon, rngs=rngs)
+        self.mlp = MLP(config, rngs=rngs)
+
+    def __call__(self, x_BTD: Float[Array, "b t d"], ctx: jaxpar.Context) -> Float[Array, "b t d"]:
+        x_BTD = _residual(x_BTD + _residual(self.attention(_normed(self.attention_norm, x_BTD, ctx), ctx), ctx), ctx)
+        return _residual(x_BTD + _residual(self.mlp(_normed(self.mlp_norm, x_BTD, ctx), ctx), ctx), ctx)
+
+
+class Llama(nnx.Module):
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs):
+        table = jaxpar.named(_embedding, "vocab", "embed")
+        shape = (config.vocab_size, config.embed_dim)
+        self.embedding = nnx.Param(table(rngs.params(), shape, jnp.float32))
+        self.blocks = jaxpar.stack(Block, config.num_layers, config, rngs=rngs)
+        self.norm = RMSNorm(config.embed_dim, epsilon=config.norm_epsilon, rngs=rngs)
+        # The vocabulary comes first, as in the embedding that it may be tied to.
+        self.unembedding = None if config.tie_embeddings else nnx.Param(table(rngs.params(), shape, jnp.float32))
+
+    def embed(self, batch: dict[str, Array], ctx: jaxpar.Context) -> Float[Array, "b t d"]:
+        return _residual(jaxpar.embedding_lookup(self.embedding[...], batch["tokens"]), ctx)
+
+    def head(self, x_BTD: Float[Array, "b t d"], batch: dict[str, Array], ctx: jaxpar.Context) -> dict[str, Array]:
+        x_BTD = _normed(self.norm, x_BTD, ctx)
+        total = jaxpar.cross_entropy(x_BTD, self.table_VD, batch["targets"], batch["weights"])
+        return {"cross_entropy": total}
+
+    def terms(self, batch: dict[str, Array]) -> dict[str, jaxpar.Term]:
+        return {"cross_entropy": jaxpar.Term(jnp.sum(batch["weights"]))}
+
+    @property
+    def table_VD(self) -> Float[Array, "v d"]:
+        return (self.embedding if self.unembedding is None else self.unembedding)[...]
+
+    def logits(self, tokens: Int[Array, "b t"], ctx: jaxpar.Context) -> Float[Array, "b t v"]:
+        """Float32 scores of every next token, on one device."""
+        x_BTD = self.norm(self.blocks(self.embed({"tokens": tokens}, ctx), ctx))
+        return jnp.einsum("btd,vd->btv", x_BTD, self.table_VD, preferred_element_type=jnp.float32)
+
+
+def _residual(x_BTD: Array, ctx: jaxpar.Context) -> Array:
+    return ctx.constrain(x_BTD, None, "norm_positions", None)
+
+
+def _normed(norm: RMSNorm, x_BTD: Array, ctx: jaxpar.Context) -> Array:
+    # With sequence-sharded norms this is where positions are gathered: once, for all matmuls that follow.
+    return ctx.constrain(_residual(norm(x_BTD), ctx), None, None, None)
