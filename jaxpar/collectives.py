@@ -27,8 +27,7 @@ def on_tensor_shards(f: Callable[..., Array], in_specs: Sequence[P] | P, out_spe
 
 def live(axes: Axes) -> Axes:
     """The axes that have more than one device; the others emit no collective, and nothing varies over them."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return tuple(a for a in axes if mesh.shape.get(a, 1) > 1)
+    return tuple(a for a in axes if axis_size(a) > 1)
 
 
 def live_spec(spec: P, mesh: Mesh) -> P:
@@ -62,6 +61,11 @@ def psum_scatter(x: Array, axes: Axes, dim: int, tensor_spec: P) -> Array:
 def psum(x: Array, axes: Axes) -> Array:
     """Sums over `axes`. Keeps the tensor sharding by itself."""
     return lax.psum(x, live(axes)) if live(axes) else x
+
+
+def axis_size(axis: str) -> int:
+    """How many devices the axis of the mesh in scope has; 1 where there is no mesh."""
+    return jax.sharding.get_abstract_mesh().shape.get(axis, 1)
 
 
 def axis_index(axis: str) -> Array | int:

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Float, Int
 
 from jaxpar.axis_rules import AxisRules
-from jaxpar.collectives import constrain
+from jaxpar.collectives import axis_size, constrain
 from jaxpar.dropout import keep_mask
 
 LOGICAL_NAMES = "logical_names"
@@ -29,7 +29,8 @@ def named(init: nnx.Initializer, *names: str | P | None) -> nnx.Initializer:
     `named(init, "embed", "mlp")`, or mesh axes directly: `named(init, P(None, "tensor"))`.
     """
     dims = tuple(names[0]) if len(names) == 1 and isinstance(names[0], P) else names
-    return nnx.with_metadata(init, **{LOGICAL_NAMES: dims})
+    metadata: dict[str, Any] = {LOGICAL_NAMES: dims}
+    return nnx.with_metadata(init, **metadata)
 
 
 class Stack(nnx.Module):
@@ -129,9 +130,16 @@ class Context:
         return self.attention(q, k, v, segments=self.segments, causal=causal)
 
     def constrain(self, x: Array, *names: str | None) -> Array:
-        """Tells XLA how the dims of an activation lie over `tensor`, by logical names; None: not split."""
-        axes = (self.rules.axis(name) for name in names)
-        return constrain(x, P(*(a if a == "tensor" else None for a in axes)))
+        """Tells XLA how the dims of an activation lie over `tensor`, by logical names; None: not split.
+
+        A dim that does not divide, such as few kv heads whose weights are replicated, is not split either.
+        """
+        shards = axis_size("tensor")
+
+        def axis(name: str | None, size: int) -> str | None:
+            return "tensor" if self.rules.axis(name) == "tensor" and size % shards == 0 else None
+
+        return constrain(x, P(*(axis(name, size) for name, size in zip(names, x.shape, strict=True))))
 
     def dropout(self, x: Float[Array, "b ..."], rate: float) -> Float[Array, "b ..."]:
         """Zeroes a share `rate` of the elements and scales the rest by `1 / (1 - rate)`; `x` as is when evaluating.

@@ -9,6 +9,9 @@ import optax
 
 from jaxpar.batch import TOKENS, BatchAxes, batch_problems
 from jaxpar.errors import PlanError
+from jaxpar.estimate.compile import StepReport, report
+from jaxpar.estimate.hardware import Cluster
+from jaxpar.estimate.topology import topology_devices
 from jaxpar.mesh import make_mesh
 from jaxpar.placement import placement_problems
 from jaxpar.plan import Plan
@@ -63,3 +66,13 @@ class Program:
         plan = self.plan.resolve(len(devices))
         mesh = make_mesh(plan.shape, devices)
         return Run(self.build, self.structure, self.optimizer, plan, self.batch_axes, mesh)
+
+    def compile(self, cluster: str | Cluster, shapes: Shapes) -> StepReport:
+        """Compiles the real step for devices that need not be there, e.g. `"4x8xh100"`, and reads the program.
+
+        `shapes`: of one step's global batch. Raises `PlanError`, or `BackendError` when the compiler is not installed.
+        """
+        devices = topology_devices(Cluster.parse(cluster) if isinstance(cluster, str) else cluster)
+        self.validate(shapes, len(devices))
+        run = self.on(devices)
+        return report(run.lower(shapes), run.mesh)

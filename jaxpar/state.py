@@ -56,8 +56,8 @@ class StateLayout:
         return self._map_opt(opt_state, lambda x, p: x if p is None else pad(x, p.padded))
 
     def storage_shardings(self) -> TrainState:
-        scalar = NamedSharding(self.mesh, P())
-        params = {path: NamedSharding(self.mesh, p.param_spec()) for path, p in self.placements.items()}
+        scalar: Any = NamedSharding(self.mesh, P())
+        params: Any = {path: NamedSharding(self.mesh, p.param_spec()) for path, p in self.placements.items()}
         opt = self._map_opt(
             self.opt_shapes, lambda _, p: NamedSharding(self.mesh, P() if p is None else p.update_spec())
         )
@@ -65,8 +65,8 @@ class StateLayout:
 
     def logical_shardings(self) -> TrainState:
         """For the arrays of `to_logical`, which are not padded: replicated where a dim does not divide."""
-        scalar = NamedSharding(self.mesh, P())
-        params = {path: logical_sharding(p, self.mesh, p.param_spec()) for path, p in self.placements.items()}
+        scalar: Any = NamedSharding(self.mesh, P())
+        params: Any = {path: logical_sharding(p, self.mesh, p.param_spec()) for path, p in self.placements.items()}
         opt = self._map_opt(
             self.opt_shapes, lambda _, p: scalar if p is None else logical_sharding(p, self.mesh, p.update_spec())
         )

@@ -153,7 +153,8 @@ def _take_stacks(model: Any) -> dict[str, Stack]:
 
 
 def _split_module(module: nnx.Module, prefix: str, stack: str | None) -> Any:
-    graphdef, state, rest = nnx.split(module, nnx.Param, ...)
+    parts: Any = nnx.split(module, nnx.Param, ...)
+    graphdef, state, rest = parts
     other = [prefix + _path(path) for path, _ in nnx.to_flat_state(rest)]
     if other:
         raise ModelError(
@@ -162,7 +163,8 @@ def _split_module(module: nnx.Module, prefix: str, stack: str | None) -> Any:
         )
     params: Params = {}
     infos: dict[str, ParamInfo] = {}
-    for path, variable in nnx.to_flat_state(state):
+    leaves: Any = nnx.to_flat_state(state)
+    for path, variable in leaves:
         name = prefix + _path(path)
         value = variable.get_value()
         info = ParamInfo(name, tuple(value.shape), value.dtype, (), stack)

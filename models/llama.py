@@ -90,9 +90,10 @@ class Attention(nnx.Module):
 
     def __call__(self, x_BTD: Float[Array, "b t d"], ctx: jaxpar.Context) -> Float[Array, "b t d"]:
         q_BTHh = ctx.constrain(self.q(x_BTD), None, None, "heads", None)
-        k_BTKh, v_BTKh = self.k(x_BTD), self.v(x_BTD)
+        k_BTKh, v_BTKh = (ctx.constrain(f(x_BTD), None, None, "kv_heads", None) for f in (self.k, self.v))
         if self.q_norm is not None and self.k_norm is not None:
             q_BTHh, k_BTKh = self.q_norm(q_BTHh), self.k_norm(k_BTKh)
+        assert ctx.positions is not None
         frequencies = np.asarray(self.frequencies, np.float32)
         q_BTHh, k_BTKh = (rotate(a, ctx.positions, frequencies) for a in (q_BTHh, k_BTKh))
         return self.out(ctx.constrain(ctx.attend(q_BTHh, k_BTKh, v_BTKh), None, None, "heads", None))

@@ -36,7 +36,8 @@ jax.tree_util.register_dataclass(Carry)
 class Executor:
     """Runs the model on local arrays inside the manual region.
 
-    `outer`: local storage of the parameters outside the stacks; `loops`: one per stack, in depth order.
+    `outer`: the parameters outside the stacks, whole: ZeRO 3 gathers them once a step, since the embedding is needed
+    at both ends of every microbatch. `loops`: one per stack, in depth order.
     """
 
     structure: Structure
@@ -58,21 +59,20 @@ class Executor:
 
     def evaluate(self, batch: Batch, ctx: Context) -> Totals:
         """The totals of one batch, forward alone."""
-        outer = self._fetch_outer()
-        x, totals = self._embed(outer, batch, ctx), {}
+        x = self._embed(self.outer, batch, ctx)
+        totals: Totals = {}
         for loop in self.loops.values():
             x, _, new = loop.evaluate(x, loop.weights.hold(), ctx)
             totals = add_totals(totals, new)
-        return add_totals(totals, self._head(outer, x, batch, ctx))
+        return add_totals(totals, self._head(self.outer, x, batch, ctx))
 
     def _microbatch(self, batch: Batch, ctx: Context, scales: Totals, carry: Carry) -> Carry:
-        outer = self._fetch_outer()
-        x, embed_vjp = jax.vjp(lambda w: self._embed(w, batch, ctx), outer)
+        x, embed_vjp = jax.vjp(lambda w: self._embed(w, batch, ctx), self.outer)
         totals, saved, held = carry.totals, {}, dict(carry.held)
         for name, loop in self.loops.items():
             x, held[name], new, saved[name] = loop.forward(x, held[name], ctx)
             totals = add_totals(totals, new)
-        new, head_vjp = jax.vjp(lambda w, x: self._head(w, x, batch, ctx), outer, x)
+        new, head_vjp = jax.vjp(lambda w, x: self._head(w, x, batch, ctx), self.outer, x)
         totals = add_totals(totals, new)
         head_grads, dx = head_vjp(_pick(scales, new))
 
@@ -98,10 +98,6 @@ class Executor:
     @property
     def _outer_placements(self) -> dict[str, Placement]:
         return {path: self.placements[path] for path in self.outer}
-
-    def _fetch_outer(self) -> Params:
-        # In their own dtype: a bfloat16 head would round the gradient of its weights before it is summed.
-        return zero.fetch(self.outer, self._outer_placements)
 
     def _embed(self, outer: Params, batch: Batch, ctx: Context) -> Any:
         x = self.structure.outer(outer).embed(batch, ctx.at_depth(0))

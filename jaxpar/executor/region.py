@@ -117,10 +117,11 @@ class Region:
         terms = self._terms(executor, batch)
         none = collectives.vary({name: jnp.zeros((), jnp.float32) for name in terms})
         sums, _ = jax.lax.scan(part, (none, none), (batches, contexts, split_valid))
-        return Sums(*jax.tree.map(partial(collectives.psum, axes=MANUAL_AXES), sums), _coefs(terms))
+        totals, weights = jax.tree.map(partial(collectives.psum, axes=MANUAL_AXES), sums)
+        return Sums(totals, weights, _coefs(terms))
 
     def _terms(self, executor: Executor, batch: Batch) -> dict[str, Term]:
-        terms = self.structure.outer(zero.fetch(executor.outer, self._outer)).terms(batch)
+        terms = self.structure.outer(executor.outer).terms(batch)
         wrong = [name for name, t in terms.items() if not isinstance(t, Term) or jnp.shape(t.weight) != ()]
         if wrong or not terms:
             raise ModelError(
@@ -133,7 +134,8 @@ class Region:
         return {path: p for path, p in self.placements.items() if p.info.stack is None}
 
     def _executor(self, params: Params) -> Executor:
-        outer = {path: params[path] for path in self._outer}
+        # In their own dtype: a bfloat16 head would round the gradient of its weights before it is summed.
+        outer = zero.fetch({path: params[path] for path in self._outer}, self._outer)
         loops, depth = {}, 0
         for stack in self.structure.stacks:
             placements = {path: self.placements[path] for path in self.structure.stack_params(stack)}

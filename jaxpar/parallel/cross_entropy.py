@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Float, Int
 
 from jaxpar.axis_rules import next_multiple
-from jaxpar.collectives import constrain, vary
+from jaxpar.collectives import axis_size, constrain, vary
 
 _MASKED = -1e30
 
@@ -94,10 +94,8 @@ def _chunks(sizes, *arrays):  # type: ignore[no-untyped-def]
 
 def _padded_table(kernel_VD, dtype):  # type: ignore[no-untyped-def]
     """In the compute dtype, and of a size that divides over `tensor`."""
-    mesh = jax.sharding.get_abstract_mesh()
-    shards = 1 if mesh.empty else mesh.shape.get("tensor", 1)
     vocab = kernel_VD.shape[0]
-    padded = jnp.pad(kernel_VD, [(0, next_multiple(vocab, shards) - vocab), (0, 0)])
+    padded = jnp.pad(kernel_VD, [(0, next_multiple(vocab, axis_size("tensor")) - vocab), (0, 0)])
     return constrain(padded.astype(dtype), P("tensor", None))
 
 
