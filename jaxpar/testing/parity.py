@@ -21,7 +21,11 @@ def loss_and_grads(program: Program, batch: Mapping[str, np.ndarray], seed: int 
 
     Uses as many of `jax.devices()` as the plan's mesh needs. Keys and shapes are the same under every plan.
     """
-    run = run_on_enough_devices(program)
+    return run_loss_and_grads(run_on_enough_devices(program), batch, seed)
+
+
+def run_loss_and_grads(run: Run, batch: Mapping[str, np.ndarray], seed: int = 0) -> tuple[float, Gradients]:
+    """`loss_and_grads` of a run that may be used again: it compiles once for all batches of one shape."""
     grads, metrics = run.gradients(run.init(seed), run.put(batch))
     logical = jax.device_get(run.logical_params(grads))
     return float(metrics["loss"]), {path: np.asarray(g, np.float32) for path, g in logical.items()}
