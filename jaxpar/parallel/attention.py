@@ -1,7 +1,7 @@
 """Exact attention on the rows and heads of one device: the public functions, and the gradient they share.
 
-Inside the partly manual region mesh axis `tensor` is XLA's, but these loops are not for XLA to split: a nested
-region over `tensor` alone gives every device its own heads.
+In the partly manual region mesh axis `tensor` is XLA's, but these loops are not for XLA to split: a nested region
+over `tensor` alone gives every device its own heads.
 """
 
 import functools
@@ -61,7 +61,7 @@ def attend_on_tensor_shards(q, k, v, **options) -> Float[Array, "b t H d"]:
 
 
 def vary_alike(tree):
-    """Casts every leaf to vary over the same manual axes: the carries of the scans mix them and must keep their type.
+    """Casts every leaf to vary over the same manual axes: carries of the scans mix them and must keep their type.
 
     Outside of the custom rule, so that the transpose of the cast sums the gradient of what varied over less.
     """
