@@ -68,9 +68,12 @@ class Run:
 
     def init(self, seed: int = 0) -> TrainState:
         """A fresh state, created sharded: no parameter is ever whole on one device. The same for every mesh."""
+        return self._init(jax.random.key(seed))
+
+    @cached_property
+    def _init(self) -> Any:
         shardings = self.layout.storage_shardings()
-        init = jax.jit(self._init_state, out_shardings=shardings, compiler_options=_exact(self.mesh))
-        return init(jax.random.key(seed))
+        return jax.jit(self._init_state, out_shardings=shardings, compiler_options=_exact(self.mesh))
 
     def _init_state(self, key: Array) -> TrainState:
         _, logical = split(self.build, key)
@@ -81,18 +84,28 @@ class Run:
 
     def to_logical(self, state: TrainState) -> TrainState:
         """The state as logical arrays: unpadded, layers in depth order. What checkpoints hold."""
-        convert = jax.jit(self.layout.to_logical, out_shardings=self.layout.logical_shardings())
-        return convert(state)
+        return self._to_logical(state)
+
+    @cached_property
+    def _to_logical(self) -> Any:
+        return jax.jit(self.layout.to_logical, out_shardings=self.layout.logical_shardings())
 
     def from_logical(self, state: TrainState) -> TrainState:
         """The inverse of `to_logical`."""
-        convert = jax.jit(self.layout.from_logical, out_shardings=self.layout.storage_shardings())
-        return convert(state)
+        return self._from_logical(state)
+
+    @cached_property
+    def _from_logical(self) -> Any:
+        return jax.jit(self.layout.from_logical, out_shardings=self.layout.storage_shardings())
 
     def logical_params(self, params: Params) -> Params:
         """Parameters or gradients as they are stored -> logical arrays, replicated."""
+        return self._logical_params(params)
+
+    @cached_property
+    def _logical_params(self) -> Any:
         convert = partial(to_logical, placements=self.placements)
-        return jax.jit(convert, out_shardings=NamedSharding(self.mesh, P()))(params)
+        return jax.jit(convert, out_shardings=NamedSharding(self.mesh, P()))
 
     def model(self, state: TrainState) -> nnx.Module:
         """The trained parameters as the user's own module, with global arrays on this mesh."""

@@ -9,6 +9,7 @@ import numpy as np
 from jaxpar.plan import Plan
 from jaxpar.program import Program
 from jaxpar.run import Run
+from jaxpar.state import TrainState
 
 Gradients = dict[str, np.ndarray]
 
@@ -26,7 +27,12 @@ def loss_and_grads(program: Program, batch: Mapping[str, np.ndarray], seed: int 
 
 def run_loss_and_grads(run: Run, batch: Mapping[str, np.ndarray], seed: int = 0) -> tuple[float, Gradients]:
     """`loss_and_grads` of a run that may be used again: it compiles once for all batches of one shape."""
-    grads, metrics = run.gradients(run.init(seed), run.put(batch))
+    return loss_and_grads_at(run, run.init(seed), batch)
+
+
+def loss_and_grads_at(run: Run, state: TrainState, batch: Mapping[str, np.ndarray]) -> tuple[float, Gradients]:
+    """`loss_and_grads` at any state of the run."""
+    grads, metrics = run.gradients(state, run.put(batch))
     logical = jax.device_get(run.logical_params(grads))
     return float(metrics["loss"]), {path: np.asarray(g, np.float32) for path, g in logical.items()}
 
@@ -39,11 +45,16 @@ def run_on_enough_devices(program: Program) -> Run:
 
 @dataclass(frozen=True)
 class Difference:
-    """One leaf that differs: how far, and how far it may."""
+    """How far one leaf is from the right one, and how far it may be."""
 
     path: str
     error: float
     bound: float
+
+    @property
+    def share(self) -> float:
+        """The error as a share of what is allowed: above 1, or NaN, the leaf is wrong."""
+        return self.error / self.bound
 
     def __str__(self) -> str:
         return f"{self.path}: differs by {self.error:.3g}, allowed {self.bound:.3g}"
@@ -58,15 +69,20 @@ def compare(
     loss: float, grads: Gradients, expected_loss: float, expected: Gradients, relative: float = RELATIVE
 ) -> list[Difference]:
     """What differs by more than `relative` of the leaf's largest magnitude plus 1e-7; NaN always does."""
+    return [d for d in distances(loss, grads, expected_loss, expected, relative) if not d.error <= d.bound]
+
+
+def distances(
+    loss: float, grads: Gradients, expected_loss: float, expected: Gradients, relative: float = RELATIVE
+) -> list[Difference]:
+    """`compare` for every leaf, right or wrong. Raises `AssertionError` when the leaves or their shapes are others."""
     assert grads.keys() == expected.keys(), grads.keys() ^ expected.keys()
     pairs = {"loss": (np.float32(loss), np.float32(expected_loss))} | {p: (grads[p], g) for p, g in expected.items()}
     found = []
     for path, (value, want) in pairs.items():
         assert value.shape == want.shape, (path, value.shape, want.shape)
         bound = relative * float(np.abs(want).max(initial=0.0)) + ABSOLUTE
-        error = float(np.abs(value - want).max(initial=0.0))
-        if not error <= bound:
-            found.append(Difference(path, error, bound))
+        found.append(Difference(path, float(np.abs(value - want).max(initial=0.0)), bound))
     return found
 
 
