@@ -28,15 +28,15 @@ ORDER = [
     "executor",
     "evaluation",
     "run",
-    "program",
     "estimate",
+    "program",
     "planner",
     "data",
     "checkpoint",
     "training",
+    "testing",
     "config",
     "cli",
-    "testing",
 ]
 LONGEST = 400
 

@@ -37,7 +37,7 @@ def train_step(
     nothing but the counters."""
     grads, sums = gradients(region, state, batch)
     grads = layout.view(grads)
-    norm, loss = optax.global_norm(grads), sums.objective()
+    norm, loss = optax.tree.norm(grads), sums.objective()
     counts = jnp.stack(list(sums.weights.values())).max() > 0
     good = jnp.isfinite(norm) & jnp.isfinite(loss) & counts
     params, opt_state = _update(layout, optimizer, state, grads)
