@@ -1,0 +1,125 @@
+"""An experiment's script from its config to its end: start or resume, train, say how it went."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxpar.checkpoint.checkpoints import Checkpoints
+from jaxpar.cli.friendly import friendly_errors
+from jaxpar.cli.run_directory import move_aside
+from jaxpar.config import RunConfig, Start, check_continues, default_directory, parse, save_config
+from jaxpar.mesh import simulate
+from jaxpar.program import Program
+from jaxpar.run import Run
+from jaxpar.self_check import self_check
+from jaxpar.state import TrainState
+from jaxpar.structure import inspect_model
+from jaxpar.training.callbacks import Callback
+from jaxpar.training.evaluate import Evaluate
+from jaxpar.training.metrics_log import MetricsLog, read_records
+from jaxpar.training.plot import LossPlot
+from jaxpar.training.progress import ProgressLog
+from jaxpar.training.save import Checkpoint
+from jaxpar.training.table import sharding_table
+from jaxpar.training.trainer import compile_step, train
+
+MoreCallbacks = Callable[[Path], Sequence[Callback]]
+
+
+def run_experiment(
+    script: RunConfig, more_callbacks: MoreCallbacks = lambda directory: (), arguments: Sequence[str] | None = None
+) -> int:
+    """Trains what `script` and the command line say; returns the exit status: 128 + n after signal n.
+
+    `more_callbacks(run_directory)`: hooks beside the usual ones; `arguments`: in place of `sys.argv[1:]`. A user's
+    mistake ends the process with one message and status 2.
+    """
+    with friendly_errors():
+        config, start = parse(script, sys.argv[1:] if arguments is None else arguments, sys.argv[0])
+        if start.simulate is not None:
+            simulate(start.simulate)
+        directory = start.directory or default_directory(config, script)
+        return _Experiment(config, start, directory, more_callbacks).run()
+
+
+@dataclass(frozen=True)
+class _Experiment:
+    config: RunConfig
+    start: Start
+    directory: Path
+    more_callbacks: MoreCallbacks
+
+    def run(self) -> int:
+        self_check()
+        dataset = self.config.data.build(jax.process_index(), jax.process_count())
+        run = self._program().on()
+        _say(f"{jax.default_backend()}: {run.plan}, {run.mesh.size} devices\n{dataset.describe()}")
+        if self.start.dry_run:
+            return _dry_run(run, dataset)
+        if not self.start.resume:
+            move_aside(self.directory, _say)
+        checkpoints = Checkpoints(self.directory / "checkpoints", self.config.trainer.keep_checkpoints)
+        step, steps = checkpoints.latest(), self.config.trainer.steps
+        if step is not None:
+            for change in check_continues(self.config, self.directory):
+                _say(f"changed since this run was started: {change}")
+            if step >= steps:
+                _say(f"the run in {self.directory} is at step {step} of {steps} already; --trainer.steps N goes on")
+                return 0
+        data = dataset.train()
+        state = self._state(run, data, checkpoints)
+        self._prepare(run)
+        return self._train(run, state, data, dataset, checkpoints)
+
+    def _program(self) -> Program:
+        build = self.config.model.build
+        optimizer = self.config.optimizer.build(inspect_model(build).params, self.config.trainer.steps)
+        return Program(build, optimizer, self.config.plan)
+
+    def _state(self, run: Run, data: Any, checkpoints: Checkpoints) -> TrainState:
+        if checkpoints.latest() is None:
+            _say(f"new run in {self.directory}")
+            return run.init(self.config.trainer.seed)
+        restored = checkpoints.restore(run)
+        data.set_state(restored.data)
+        _say(f"resumes the run in {self.directory} at step {int(restored.state.step)} of {self.config.trainer.steps}")
+        return restored.state
+
+    def _prepare(self, run: Run) -> None:
+        if jax.process_index() == 0:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            save_config(self.config, self.directory)
+            (self.directory / "sharding.txt").write_text(sharding_table(run) + "\n")
+
+    def _train(self, run: Run, state: TrainState, data: Any, dataset: Any, checkpoints: Checkpoints) -> int:
+        trainer, bigram = self.config.trainer, dataset.bigram_entropy
+        callbacks: list[Callback] = [
+            Evaluate(dataset.evaluation, trainer.evaluate_every),
+            Checkpoint(checkpoints, trainer.checkpoint_every),
+        ]
+        if jax.process_index() == 0:
+            logs = [MetricsLog(self.directory), LossPlot(self.directory, bigram), ProgressLog(bigram)]
+            callbacks += [*logs, *self.more_callbacks(self.directory)]
+        outcome = train(run, state, data, trainer.steps, callbacks, trainer.max_skips)
+        if outcome.signal is not None:
+            _say(f"stopped at step {outcome.step} of {trainer.steps}, saved; the same command goes on from there")
+            return 128 + outcome.signal
+        last = [r["validation_loss"] for r in read_records(self.directory) if "validation_loss" in r][-1]
+        _say(f"done: validation loss {last:.4f}, bigram entropy {bigram:.4f} nats per token; see {self.directory}/")
+        return 0
+
+
+def _dry_run(run: Run, dataset: Any) -> int:
+    _say(sharding_table(run))
+    _, report = compile_step(run, run.put(next(dataset.train())))
+    _say(f"\n{report.table()}")
+    return 0
+
+
+def _say(text: str) -> None:
+    if jax.process_index() == 0:
+        print(text, flush=True)
