@@ -127,7 +127,9 @@ def _inside_stack(path: str, stacks: set[str]) -> str:
 
 
 def _call(build: Build, rngs: nnx.Rngs) -> nnx.Module:
-    by_name = "rngs" in inspect.signature(build).parameters
+    parameters = inspect.signature(build).parameters
+    # The signature of a module class is its metaclass': anything by name.
+    by_name = "rngs" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return build(rngs=rngs) if by_name else build(rngs)
 
 

@@ -62,10 +62,9 @@ class Projection(nnx.Module):
             return _fan_in(key, (rows, columns), dtype).reshape(shape)
 
         self.kernel = nnx.Param(jaxpar.named(init, *names)(rngs.params(), shape, jnp.float32))
-        self.bias = None
-        if bias:
-            zeros = jaxpar.named(nnx.initializers.zeros, *outs)
-            self.bias = nnx.Param(zeros(rngs.params(), tuple(outs.values()), jnp.float32))
+        zeros = jaxpar.named(nnx.initializers.zeros, *outs)
+        # In one assignment: Flax fixes by the first one whether an attribute holds data.
+        self.bias = nnx.Param(zeros(rngs.params(), tuple(outs.values()), jnp.float32)) if bias else None
         self.contracted = len(ins)
 
     def __call__(self, x: Array) -> Array:
@@ -82,10 +81,10 @@ class Attention(nnx.Module):
         self.k = Projection(embed, kv_heads, bias=c.attention_bias, rngs=rngs)
         self.v = Projection(embed, kv_heads, bias=c.attention_bias, rngs=rngs)
         self.out = Projection(heads, embed, bias=c.attention_bias, rngs=rngs)
-        self.q_norm = self.k_norm = None
-        if c.qk_norm:
-            self.q_norm = RMSNorm(c.head_dim, name="head_dim", epsilon=c.norm_epsilon, rngs=rngs)
-            self.k_norm = RMSNorm(c.head_dim, name="head_dim", epsilon=c.norm_epsilon, rngs=rngs)
+        self.q_norm, self.k_norm = (
+            RMSNorm(c.head_dim, name="head_dim", epsilon=c.norm_epsilon, rngs=rngs) if c.qk_norm else None
+            for _ in range(2)
+        )
         self.frequencies = nnx.static(tuple(rope_frequencies(c.head_dim, c.rope_theta, c.rope_scaling).tolist()))
 
     def __call__(self, x_BTD: Float[Array, "b t d"], ctx: jaxpar.Context) -> Float[Array, "b t d"]:
