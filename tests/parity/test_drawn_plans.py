@@ -1,0 +1,50 @@
+"""Plans, models and masks drawn at random equal one device. A failure prints the line that replays it."""
+
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from experiments.parity_table import CASES
+from jaxpar import Plan
+from models.llama import LlamaConfig
+from tests.parity.references import assert_equals_one_device
+
+MESHES = ("data=8", "data=4,tensor=2", "data=2,tensor=4", "tensor=8", "data=3,tensor=2", "data=2,tensor=3")
+
+
+@st.composite
+def models(draw, tensor: int) -> LlamaConfig:
+    """Sizes that are legal on `tensor` devices, and otherwise as odd as can be."""
+    heads = 6 if tensor == 3 else 8
+    return LlamaConfig(
+        vocab_size=draw(st.sampled_from([61, 64, 67])),
+        num_layers=draw(st.sampled_from([1, 3])),
+        embed_dim=draw(st.sampled_from([20, 32, 37])),
+        num_heads=heads,
+        num_kv_heads=draw(st.sampled_from([1, 3, 6] if tensor == 3 else [1, 2, 4, 8])),
+        head_dim=draw(st.sampled_from([4, 6])),
+        mlp_dim=tensor * draw(st.sampled_from([3, 8])),
+        tie_embeddings=draw(st.booleans()),
+        qk_norm=draw(st.booleans()),
+    )
+
+
+@st.composite
+def plans(draw) -> Plan:
+    return Plan(
+        draw(st.sampled_from(MESHES)),
+        zero=draw(st.sampled_from([0, 1, 2, 3])),
+        microbatches=draw(st.sampled_from([1, 2, 3])),
+        remat=draw(st.sampled_from(["none", "dots", "full"])),
+        sequence_sharded_norms=draw(st.booleans()),
+    )
+
+
+# No shrinking: each step of it would compile for seconds, and the first failure already names plan and model.
+@settings(max_examples=5, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.data())
+def test_any_legal_plan_of_any_model_equals_one_device(data):
+    """Otherwise the table holds only for the sizes that somebody thought of."""
+    plan = data.draw(plans())
+    config = data.draw(models(plan.shape.tensor))
+    kind = data.draw(st.sampled_from(sorted({weights for _, weights in CASES.values()})))
+    assert_equals_one_device(config, plan, [kind], rows=plan.shape.data * plan.microbatches * 2, length=24)
