@@ -112,5 +112,5 @@ class Sample(Callback):
             local, self._encode(self._prompt), self._count, window=self._window, temperature=self._temperature
         )
         text = self._prompt + self._decode(tokens)
-        (self._directory / FILE).write_text(text + "\n")
+        (self._directory / FILE).write_text(text + "\n", encoding="utf-8")
         print(f"\nthe model continues {self._prompt!r}:\n{text}\n", flush=True)

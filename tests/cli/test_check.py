@@ -65,22 +65,8 @@ def test_a_model_that_follows_the_protocol_passes(model, capsys):
 
 def test_a_model_that_mixes_rows_and_a_mesh_that_is_not_legal_fail(model, capsys):
     """Otherwise a check would pass whatever the model does."""
-    assert (
-        main(
-            [
-                "check",
-                "checked_model:leaky",
-                "--meshes",
-                "data=4",
-                "data=3",
-                "--zero",
-                "0",
-                "--batch",
-                "checked_model:batch",
-            ]
-        )
-        == 1
-    )
+    arguments = ["checked_model:leaky", "--meshes", "data=4", "data=3", "--zero", "0"]
+    assert main(["check", *arguments, "--batch", "checked_model:batch"]) == 1
     out = capsys.readouterr().out
     assert "blocks.w: differs by" in out and "data=3 zero=0  not legal: 8 rows do not divide" in out
 
