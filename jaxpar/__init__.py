@@ -16,7 +16,7 @@ from jaxpar.mesh import make_mesh, simulate
 from jaxpar.model import Context, Stack, Term, named, stack
 from jaxpar.parallel.cross_entropy import cross_entropy
 from jaxpar.parallel.embedding import embedding_lookup
-from jaxpar.plan import Plan
+from jaxpar.plan import Plan, Zero
 from jaxpar.program import Program
 from jaxpar.run import Run
 from jaxpar.state import TrainState
@@ -38,6 +38,7 @@ __all__ = [
     "Stack",
     "Term",
     "TrainState",
+    "Zero",
     "cross_entropy",
     "embedding_lookup",
     "errors",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 from jax import Array, lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpar.mesh import MANUAL_AXES
@@ -31,13 +31,18 @@ def live(axes: Axes) -> Axes:
 
 
 def live_spec(spec: P, mesh: Mesh) -> P:
-    """`spec` without the axes of size 1."""
+    """`spec` without the axes that the mesh lacks or that have size 1."""
 
     def keep(axes: str | Axes | None) -> Axes | None:
         names = () if axes is None else (axes,) if isinstance(axes, str) else axes
-        return tuple(a for a in names if mesh.shape[a] > 1) or None
+        return tuple(a for a in names if mesh.shape.get(a, 1) > 1) or None
 
     return P(*(keep(axes) for axes in spec))
+
+
+def sharding(mesh: Mesh, spec: P) -> NamedSharding:
+    """`spec` on this mesh, by its live axes."""
+    return NamedSharding(mesh, live_spec(spec, mesh))
 
 
 def all_gather(x: Array, axes: Axes, dim: int, tensor_spec: P) -> Array:

@@ -13,16 +13,22 @@ from jaxpar.errors import BackendError, PlanError
 
 AXES = ("data", "pipe", "tensor", "seq", "expert")
 
+# A sixth axis, there only when ZeRO shards within a node: `data` is then cut into `replica` (nodes) x `data`.
+REPLICA = "replica"
+
 # jaxpar writes the communication of these axes itself; XLA derives that of `tensor` from annotations.
-MANUAL_AXES = ("data", "pipe", "seq", "expert")
+MANUAL_AXES = (REPLICA, "data", "pipe", "seq", "expert")
 
-# A dense parameter is replicated over these; its gradient is summed over them, and ZeRO shards it over them.
-REPLICA_AXES = ("data", "seq", "expert")
+# A dense parameter is replicated over these, and its gradient summed over them.
+REPLICA_AXES = (REPLICA, "data", "seq", "expert")
 
-ROW_AXES = ("data", "expert")
+# ZeRO shards a dense parameter over these.
+ZERO_AXES = ("data", "seq", "expert")
+
+ROW_AXES = (REPLICA, "data", "expert")
 
 # From the worst-connected devices to the best-connected ones.
-_PHYSICAL_ORDER = ("pipe", "data", "expert", "seq", "tensor")
+_PHYSICAL_ORDER = ("pipe", REPLICA, "data", "expert", "seq", "tensor")
 
 
 @dataclass(frozen=True)
@@ -98,17 +104,26 @@ class MeshShape:
         return ",".join(named) or "data=1"
 
 
-def make_mesh(shape: MeshShape | str, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(shape: MeshShape | str, devices: Sequence[jax.Device] | None = None, replicas: int = 1) -> Mesh:
     """A mesh over all five axes in the order of `AXES`, all `AxisType.Auto`.
 
     `tensor` gets neighbouring devices (the best connected), then `seq`, `expert`, `data`; `pipe` gets the most
-    distant ones. Raises `PlanError` when the sizes do not multiply to the number of devices.
+    distant ones. With `replicas` > 1 the axis `data` is cut: `replica` comes in front, and `data` is what is left.
+    Raises `PlanError` when the sizes do not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else list(devices)
-    shape = MeshShape.parse(shape).resolve(len(devices))
-    physical = np.asarray(devices, dtype=object).reshape([shape.sizes[a] for a in _PHYSICAL_ORDER])
-    array = physical.transpose([_PHYSICAL_ORDER.index(a) for a in AXES])
-    return Mesh(array, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    sizes = MeshShape.parse(shape).resolve(len(devices)).sizes
+    sizes |= {REPLICA: replicas, "data": sizes["data"] // replicas}
+    physical = np.asarray(devices, dtype=object).reshape([sizes[a] for a in _PHYSICAL_ORDER])
+    names = AXES if replicas == 1 else (REPLICA, *AXES)
+    array = physical.transpose([_PHYSICAL_ORDER.index(a) for a in (REPLICA, *AXES)])
+    array = array.reshape([sizes[a] for a in names])
+    return Mesh(array, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def count(mesh: Mesh, axes: Sequence[str]) -> int:
+    """How many devices these axes have together."""
+    return prod(mesh.shape.get(a, 1) for a in axes)
 
 
 def simulate(devices: int) -> None:

@@ -6,7 +6,6 @@ and seen logically by the model, the optimizer, checkpoints and exports.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import jax
@@ -16,7 +15,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpar.axis_rules import AxisRules, next_multiple
-from jaxpar.mesh import REPLICA_AXES, MeshShape
+from jaxpar.collectives import live_spec
+from jaxpar.mesh import ZERO_AXES, MeshShape, count
 from jaxpar.plan import Plan
 from jaxpar.structure import ParamInfo, Params, Structure
 
@@ -30,7 +30,7 @@ class Placement:
     Attributes:
       padded: sizes of the dims as stored.
       tensor_spec: which dims are split over `tensor`; nothing else.
-      zero_dim: the dim that ZeRO splits over `data`, `seq` and `expert`; None: replicated over them.
+      zero_dim: the dim that ZeRO splits over `ZERO_AXES`; None: replicated over them.
       notes: what a person should know, e.g. that the parameter is replicated although its rule names an axis.
     """
 
@@ -70,7 +70,7 @@ class Placement:
     def _spec(self, sharded: bool, manual_only: bool) -> P:
         dims: list[Any] = [None] * len(self.padded) if manual_only else list(self.tensor_spec)
         if sharded and self.zero_dim is not None:
-            dims[self.zero_dim] = REPLICA_AXES
+            dims[self.zero_dim] = ZERO_AXES
         return P(*(STACK_SPEC if self.info.stack else ()), *dims)
 
     def param_spec(self, manual_only: bool = False) -> P:
@@ -81,9 +81,9 @@ class Placement:
         return self._spec(self.zero_stage >= 1, manual_only)
 
 
-def place(structure: Structure, plan: Plan, shape: MeshShape) -> dict[str, Placement]:
-    """The placement of every parameter on a resolved mesh; call `placement_problems` first."""
-    return {path: _place_one(info, plan, shape) for path, info in structure.params.items()}
+def place(structure: Structure, plan: Plan, mesh: Mesh) -> dict[str, Placement]:
+    """The placement of every parameter; call `placement_problems` first."""
+    return {path: _place_one(info, plan, mesh) for path, info in structure.params.items()}
 
 
 def placement_problems(structure: Structure, plan: Plan, shape: MeshShape) -> list[str]:
@@ -112,34 +112,33 @@ def _dim_problems(info: ParamInfo, rules: AxisRules, shape: MeshShape) -> list[s
     return found
 
 
-def _place_one(info: ParamInfo, plan: Plan, shape: MeshShape) -> Placement:
+def _place_one(info: ParamInfo, plan: Plan, mesh: Mesh) -> Placement:
     padded, spec, notes = list(info.dims), [], []
     for dim, (name, size) in enumerate(zip(info.names, info.dims, strict=True)):
         axis = plan.rules.axis(name)
-        count = 1 if axis is None else shape.sizes[axis]
-        if size % count and plan.rules.uneven.get(str(name)) == "replicate":
-            notes.append(
-                f"{name}={size} < {axis}={count}: replicated over {axis}, {count // size} devices share a copy"
-            )
-            axis, count = None, 1
-        padded[dim] = next_multiple(size, count)
+        shards = 1 if axis is None else mesh.shape[axis]
+        if size % shards and plan.rules.uneven.get(str(name)) == "replicate":
+            notes.append(f"{name}={size} < {axis}={shards}: replicated over {axis}, each copy {shards // size} times")
+            axis, shards = None, 1
+        padded[dim] = next_multiple(size, shards)
         spec.append(axis)
-    zero_dim = _zero_dim(padded, spec, prod(shape.sizes[a] for a in REPLICA_AXES)) if plan.zero else None
+    zero_shards = count(mesh, ZERO_AXES)
+    zero_dim = _zero_dim(padded, spec, zero_shards) if plan.zero else None
     if zero_dim is not None:
-        padded[zero_dim] = next_multiple(padded[zero_dim], prod(shape.sizes[a] for a in REPLICA_AXES))
-    elif plan.zero and prod(shape.sizes[a] for a in REPLICA_AXES) > 1:
+        padded[zero_dim] = next_multiple(padded[zero_dim], zero_shards)
+    elif plan.zero and zero_shards > 1:
         notes.append("no dim left for ZeRO: replicated over data")
     if tuple(padded) != info.dims:
         notes.append(f"stored padded: {info.dims} as {tuple(padded)}")
     return Placement(info, tuple(padded), P(*spec), zero_dim, plan.zero, tuple(notes))
 
 
-def _zero_dim(sizes: list[int], spec: list[str | None], replicas: int) -> int | None:
+def _zero_dim(sizes: list[int], spec: list[str | None], shards: int) -> int | None:
     """The dim with the least padding, then the largest; not one that `tensor` splits: its shards would interleave."""
     free = [d for d, axis in enumerate(spec) if axis is None]
-    if replicas == 1 or not free:
+    if shards == 1 or not free:
         return None
-    return min(free, key=lambda d: (next_multiple(sizes[d], replicas) / max(sizes[d], 1), -sizes[d], d))
+    return min(free, key=lambda d: (next_multiple(sizes[d], shards) / max(sizes[d], 1), -sizes[d], d))
 
 
 def pad(x: Array, sizes: tuple[int, ...]) -> Array:
@@ -171,13 +170,9 @@ def to_logical(params: Params, placements: Mapping[str, Placement]) -> Params:
 
 def logical_sharding(placement: Placement, mesh: Mesh, spec: P) -> NamedSharding:
     """A legal sharding of the logical array: `spec`'s axes where they divide, and none where they do not."""
-    dims = list(spec)[len(placement.lead) :]
+    dims = list(live_spec(spec, mesh))[len(placement.lead) :]
     kept = [
-        axes if axes is not None and size % _size(mesh, axes) == 0 else None
+        axes if axes is not None and size % count(mesh, axes) == 0 else None
         for size, axes in zip(placement.info.dims, dims, strict=True)
     ]
     return NamedSharding(mesh, P(*((None,) if placement.info.stack else ()), *kept))
-
-
-def _size(mesh: Mesh, axes: str | tuple[str, ...]) -> int:
-    return prod(mesh.shape[a] for a in ((axes,) if isinstance(axes, str) else axes))

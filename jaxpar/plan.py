@@ -21,13 +21,22 @@ NORM_POSITIONS = "norm_positions"
 
 
 @dataclass(frozen=True)
+class Zero:
+    """A ZeRO stage, and where its shards lie: over all of `data`, or within each node and replicated across nodes."""
+
+    stage: int
+    within_node: bool = False
+
+
+@dataclass(frozen=True)
 class Plan:
     """How one model is trained on one mesh. Wrong values raise `PlanError` at once, all of them together.
 
     Attributes:
       mesh: sizes of the axes `data, pipe, tensor, seq, expert`; -1 is what is left, axes not named have size 1.
       zero: 0 replicates everything over `data`; 1 shards optimizer state, 2 gradients too, 3 parameters too
-        (Rajbhandari et al., ZeRO, 2020; 3 is FSDP).
+        (Rajbhandari et al., ZeRO, 2020; 3 is FSDP). `Zero(3, within_node=True)` sets the next field too.
+      within_node: ZeRO shards lie within a node and are replicated across nodes (HSDP).
       microbatches: per step and replica; the rows of a step are worked through in this many parts.
       sequence_sharded_norms: norms and residuals between tensor-parallel matmuls hold 1/tensor of the positions
         (Korthikanti et al., 2022).
@@ -38,6 +47,7 @@ class Plan:
 
     mesh: str = "data=-1"
     zero: int = 0
+    within_node: bool = False
     microbatches: int = 1
     sequence_sharded_norms: bool = False
     precision: Precision = "float32"
@@ -45,6 +55,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mesh", str(MeshShape.parse(self.mesh)))
+        if isinstance(self.zero, Zero):
+            object.__setattr__(self, "within_node", self.zero.within_node)
+            object.__setattr__(self, "zero", self.zero.stage)
         if problems := self._problems():
             raise PlanError(problems)
 
@@ -52,6 +65,8 @@ class Plan:
         found = []
         if self.zero not in (0, 1, 2, 3):
             found.append(f"zero={self.zero!r}: needs 0, 1, 2 or 3")
+        if self.within_node and not self.zero:
+            found.append("within_node=True shards nothing with zero=0; choose zero 1, 2 or 3")
         if not isinstance(self.microbatches, int) or self.microbatches < 1:
             found.append(f"microbatches={self.microbatches!r}: needs a whole number from 1 on")
         for name, value, legal in (
@@ -71,6 +86,20 @@ class Plan:
     @property
     def shape(self) -> MeshShape:
         return MeshShape.parse(self.mesh)
+
+    def replicas(self, devices_per_node: int) -> int:
+        """Into how many groups `data` is cut: 1, or one for each node. The mesh is resolved. Raises `PlanError`."""
+        if not self.within_node:
+            return 1
+        sizes = self.shape.sizes
+        inner = sizes["tensor"] * sizes["seq"] * sizes["expert"]
+        group = min(sizes["data"], devices_per_node // inner)
+        if group == 0 or devices_per_node % inner or sizes["data"] % group:
+            raise PlanError(
+                f"within_node: nodes of {devices_per_node} devices do not hold whole groups of data={sizes['data']} x "
+                f"{inner} (tensor x seq x expert); choose sizes that divide the node, or within_node=False"
+            )
+        return sizes["data"] // group
 
     def resolve(self, devices: int) -> "Plan":
         """The plan with -1 replaced by what is left of `devices`."""

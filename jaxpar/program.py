@@ -1,5 +1,6 @@
 """The program: a model, an optimizer and a plan, before it is known where they run."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -59,12 +60,17 @@ class Program:
         if problems:
             raise PlanError(problems)
 
-    def on(self, devices: Sequence[jax.Device] | None = None) -> Run:
-        """The program on these devices (default: all). Raises `PlanError`; compiles on first use."""
+    def on(self, devices: Sequence[jax.Device] | None = None, devices_per_node: int | None = None) -> Run:
+        """The program on these devices (default: all). Raises `PlanError`; compiles on first use.
+
+        `devices_per_node`: how many neighbours share a node; by default, as many as share a process.
+        """
         devices = jax.devices() if devices is None else list(devices)
         self.validate(devices=len(devices))
         plan = self.plan.resolve(len(devices))
-        mesh = make_mesh(plan.shape, devices)
+        if devices_per_node is None:
+            devices_per_node = min(Counter(d.process_index for d in devices).values())
+        mesh = make_mesh(plan.shape, devices, plan.replicas(devices_per_node))
         return Run(self.build, self.structure, self.optimizer, plan, self.batch_axes, mesh)
 
     def compile(self, cluster: str | Cluster, shapes: Shapes) -> StepReport:
@@ -72,7 +78,8 @@ class Program:
 
         `shapes`: of one step's global batch. Raises `PlanError`, or `BackendError` when the compiler is not installed.
         """
-        devices = topology_devices(Cluster.parse(cluster) if isinstance(cluster, str) else cluster)
+        cluster = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
+        devices = topology_devices(cluster)
         self.validate(shapes, len(devices))
-        run = self.on(devices)
+        run = self.on(devices, cluster.devices_per_node)
         return report(run.lower(shapes), run.mesh)

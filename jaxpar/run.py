@@ -15,11 +15,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpar.batch import BatchAxes, batch_problems, batch_spec, check_batch
+from jaxpar.collectives import sharding
 from jaxpar.errors import PlanError
 from jaxpar.evaluation import EvaluationSums, even_batches
 from jaxpar.executor.region import Region, Sums
 from jaxpar.executor.step import Metrics, gradients, metrics, row_ids, train_step
-from jaxpar.mesh import ROW_AXES
+from jaxpar.mesh import ROW_AXES, count
 from jaxpar.placement import Placement, place, to_logical, to_storage
 from jaxpar.plan import Plan
 from jaxpar.state import StateLayout, TrainState
@@ -43,7 +44,7 @@ class Run:
 
     @cached_property
     def placements(self) -> dict[str, Placement]:
-        return place(self.structure, self.plan, self.plan.shape)
+        return place(self.structure, self.plan, self.mesh)
 
     @cached_property
     def layout(self) -> StateLayout:
@@ -126,7 +127,7 @@ class Run:
         """Global shapes with the shardings that `put` gives."""
         return {
             name: jax.ShapeDtypeStruct(
-                s.shape, s.dtype, sharding=NamedSharding(self.mesh, batch_spec(self.batch_axes, name))
+                s.shape, s.dtype, sharding=sharding(self.mesh, batch_spec(self.batch_axes, name))
             )
             for name, s in shapes.items()
         }
@@ -135,7 +136,7 @@ class Run:
         check_batch(batch, self.batch_axes, self.structure.vocab_size)
 
     def _put(self, x: np.ndarray, spec: P) -> Array:
-        return jax.make_array_from_process_local_data(NamedSharding(self.mesh, spec), x)
+        return jax.make_array_from_process_local_data(sharding(self.mesh, spec), x)
 
     # -- work --
 
@@ -187,8 +188,7 @@ class Run:
     @property
     def _row_shards(self) -> int:
         """How many shards this process's rows are cut into."""
-        shards = self.mesh.shape["data"] * self.mesh.shape["expert"]
-        return max(1, shards // jax.process_count())
+        return max(1, count(self.mesh, ROW_AXES) // jax.process_count())
 
     @cached_property
     def _totals(self) -> Any:
@@ -209,7 +209,7 @@ def _exact(mesh: Mesh) -> dict[str, Any]:
 
 
 def _abstract(f: Any, shardings: Any, *args: Any) -> Any:
-    def with_sharding(shape: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+    def with_sharding(shape: Any, where: NamedSharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=where)
 
     return jax.tree.map(with_sharding, jax.eval_shape(f, *args), shardings)

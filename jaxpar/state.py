@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Int
 
+from jaxpar.collectives import sharding
 from jaxpar.placement import Placement, logical_sharding, pad, unpad
 from jaxpar.structure import Params
 
@@ -57,10 +58,8 @@ class StateLayout:
 
     def storage_shardings(self) -> TrainState:
         scalar: Any = NamedSharding(self.mesh, P())
-        params: Any = {path: NamedSharding(self.mesh, p.param_spec()) for path, p in self.placements.items()}
-        opt = self._map_opt(
-            self.opt_shapes, lambda _, p: NamedSharding(self.mesh, P() if p is None else p.update_spec())
-        )
+        params: Any = {path: sharding(self.mesh, p.param_spec()) for path, p in self.placements.items()}
+        opt = self._map_opt(self.opt_shapes, lambda _, p: sharding(self.mesh, P() if p is None else p.update_spec()))
         return TrainState(scalar, scalar, scalar, params, opt)
 
     def logical_shardings(self) -> TrainState:
@@ -89,7 +88,7 @@ class StateLayout:
         return self._convert(state, convert)
 
     def update_shardings(self) -> dict[str, NamedSharding]:
-        return {path: NamedSharding(self.mesh, p.update_spec()) for path, p in self.placements.items()}
+        return {path: sharding(self.mesh, p.update_spec()) for path, p in self.placements.items()}
 
     def _convert(self, state: TrainState, convert: Any) -> TrainState:
         params = {path: convert(x, self.placements[path]) for path, x in state.params.items()}

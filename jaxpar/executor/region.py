@@ -18,7 +18,7 @@ from jaxpar.executor.layer import LayerGradient, Totals, apply_layer
 from jaxpar.executor.microbatch import Batch, Executor, add_totals, start
 from jaxpar.executor.stacks import StackLoop
 from jaxpar.executor.weights import StackWeights, zeros
-from jaxpar.mesh import MANUAL_AXES, REPLICA_AXES, ROW_AXES
+from jaxpar.mesh import MANUAL_AXES, ROW_AXES, ZERO_AXES, count
 from jaxpar.model import Context, Term
 from jaxpar.parallel import zero
 from jaxpar.parallel.attention import attend_on_tensor_shards
@@ -82,12 +82,13 @@ class Region:
             P(),
             *more,
         )
+        axes = set(MANUAL_AXES) & set(self.mesh.axis_names)
         in_specs, out_specs = jax.tree.map(
             lambda spec: collectives.live_spec(spec, self.mesh),
             (in_specs, out_specs),
             is_leaf=lambda x: isinstance(x, P),
         )
-        return jax.shard_map(f, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(MANUAL_AXES))
+        return jax.shard_map(f, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=axes)
 
     def _gradients(self, params: Params, batch: Batch, rows: Array, key: Array) -> tuple[Params, Sums]:
         params, batch, rows, key = collectives.vary((params, batch, rows, key))
@@ -97,8 +98,7 @@ class Region:
         scales = collectives.vary({name: _scale(terms[name], w) for name, w in weights.items()})
         batches, split_rows = _split((batch, rows), self.plan.microbatches)
         contexts = self._context(batches, split_rows, key, train=True)
-        replicas = _replicas(self.mesh)
-        carry = start(list(terms), zeros(self.placements, replicas), executor.loops)
+        carry = start(list(terms), zeros(self.placements, count(self.mesh, ZERO_AXES)), executor.loops)
         carry = executor.step(batches, contexts, scales, carry)
         totals = {name: collectives.psum(t, MANUAL_AXES) for name, t in carry.totals.items()}
         return zero.finish(carry.grads, self.placements), Sums(totals, weights, _coefs(terms))
@@ -195,10 +195,3 @@ def _add_valid(sums: tuple[Totals, Totals], new: tuple[Totals, Totals], valid: A
     # `where`, not a product: a row that does not count may hold anything, infinities too.
     masked = jax.tree.map(lambda x: jnp.where(valid > 0, x, 0.0), new)
     return tuple(add_totals(s, n) for s, n in zip(sums, masked, strict=True))
-
-
-def _replicas(mesh: Mesh) -> int:
-    count = 1
-    for axis in REPLICA_AXES:
-        count *= mesh.shape[axis]
-    return count

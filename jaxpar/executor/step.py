@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array, lax
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxpar import collectives
 from jaxpar.executor.microbatch import Batch
 from jaxpar.executor.region import Region, Sums
 from jaxpar.mesh import ROW_AXES
@@ -27,7 +27,9 @@ def gradients(region: Region, state: TrainState, batch: Batch) -> tuple[Params, 
 def row_ids(region: Region, batch: Batch) -> Array:
     """Global row ids: the row's place in the step's global batch."""
     rows = jax.tree.leaves(batch)[0].shape[0]
-    return lax.with_sharding_constraint(jnp.arange(rows, dtype=jnp.int32), NamedSharding(region.mesh, P(ROW_AXES)))
+    return lax.with_sharding_constraint(
+        jnp.arange(rows, dtype=jnp.int32), collectives.sharding(region.mesh, P(ROW_AXES))
+    )
 
 
 def train_step(

@@ -67,11 +67,11 @@ def accumulate(total: Params, grads: Params, placements: Mapping[str, Placement]
     return {path: add(path, acc) for path, acc in total.items()}
 
 
-def zeros(placements: Mapping[str, Placement], replicas: int) -> Params:
+def zeros(placements: Mapping[str, Placement], shards: int) -> Params:
     """Accumulators for every parameter, float32, as `zero.scatter` returns them, a stack's layers in front."""
 
     def make(p: Placement) -> Array:
-        acc = collectives.vary(jnp.zeros(zero.accumulator_shape(p, replicas), jnp.float32))
+        acc = collectives.vary(jnp.zeros(zero.accumulator_shape(p, shards), jnp.float32))
         return collectives.constrain(acc, collectives.behind(len(p.lead[2:]), p.tensor_spec))
 
     return {path: make(p) for path, p in placements.items()}

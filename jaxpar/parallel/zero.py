@@ -7,6 +7,7 @@
 | 2 | replicated | sharded | each microbatch: reduce-scatter |
 | 3 | sharded, gathered per layer | sharded | each microbatch: reduce-scatter |
 
+Within a node: shards lie in one node, and what has been scattered there is summed over the nodes, once a step.
 Source: Rajbhandari et al., ZeRO (2020); Zhao et al., PyTorch FSDP (2023). Sums are float32 whatever the compute dtype.
 """
 
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxpar import collectives
-from jaxpar.mesh import REPLICA_AXES
+from jaxpar.mesh import REPLICA, REPLICA_AXES, ZERO_AXES
 from jaxpar.placement import Placement, pad, unpad
 from jaxpar.structure import Params
 
@@ -37,7 +38,7 @@ def _fetch_one(x: Array, placement: Placement, dtype: Any) -> Array:
         x = x.astype(dtype)
     if placement.gathers:
         assert placement.zero_dim is not None
-        x = collectives.all_gather(x, REPLICA_AXES, placement.zero_dim, placement.tensor_spec)
+        x = collectives.all_gather(x, ZERO_AXES, placement.zero_dim, placement.tensor_spec)
     return unpad(x, placement.info.dims)
 
 
@@ -56,15 +57,15 @@ def _scatter_one(grad: Array, placement: Placement) -> Array:
 def _reduce_scatter(grad: Array, placement: Placement, lead: int = 0) -> Array:
     assert placement.zero_dim is not None
     spec = collectives.behind(lead, placement.tensor_spec)
-    return collectives.psum_scatter(grad, REPLICA_AXES, lead + placement.zero_dim, spec)
+    return collectives.psum_scatter(grad, ZERO_AXES, lead + placement.zero_dim, spec)
 
 
-def accumulator_shape(placement: Placement, replicas: int) -> tuple[int, ...]:
+def accumulator_shape(placement: Placement, shards: int) -> tuple[int, ...]:
     """Local shape (over the manual axes) of what `scatter` returns, with the layers of a stack in front."""
     sizes = list(placement.padded)
     if placement.scatters_each_microbatch:
         assert placement.zero_dim is not None
-        sizes[placement.zero_dim] //= replicas
+        sizes[placement.zero_dim] //= shards
     return (*placement.lead[2:], *sizes)
 
 
@@ -79,6 +80,8 @@ def _finish_one(grad: Array, placement: Placement) -> Array:
         grad = collectives.psum(grad, REPLICA_AXES)
     elif not placement.scatters_each_microbatch:
         grad = _reduce_scatter(grad, placement, lead)
+    if placement.scatters:
+        grad = collectives.psum(grad, (REPLICA,))
     if placement.info.stack is None:
         # Embedding and head are replicated over the stages.
         return collectives.psum(grad, ("pipe",))
