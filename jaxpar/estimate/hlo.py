@@ -167,9 +167,7 @@ def _works_before_done(computation: Computation, reports: dict[str, HloReport], 
 def _repeat(report: HloReport, times: int) -> HloReport:
     if times == 0:
         return HloReport()
-    inside = (
-        replace(c, executions=c.executions * times, loop_depth=c.loop_depth + 1) for c in report.collectives
-    )
+    inside = (replace(c, executions=c.executions * times, loop_depth=c.loop_depth + 1) for c in report.collectives)
     return replace(report, collectives=tuple(inside), dot_flops=report.dot_flops * times)
 
 

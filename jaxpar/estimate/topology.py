@@ -52,9 +52,7 @@ def compiler_options(platform: str) -> dict[str, int | bool | str]:
 
 def _cuda_plugin_installed() -> bool:
     # jax_plugins is a namespace package: without any plugin its parent is missing too.
-    return bool(
-        importlib.util.find_spec("jax_plugins") and importlib.util.find_spec("jax_plugins.xla_cuda12")
-    )
+    return bool(importlib.util.find_spec("jax_plugins") and importlib.util.find_spec("jax_plugins.xla_cuda12"))
 
 
 def _simulated(cluster: Cluster) -> list[jax.Device]:
