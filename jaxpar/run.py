@@ -18,6 +18,7 @@ from jaxpar.batch import BatchAxes, batch_problems, batch_spec, check_batch
 from jaxpar.collectives import sharding
 from jaxpar.errors import PlanError
 from jaxpar.evaluation import EvaluationSums, even_batches
+from jaxpar.executor.options import init_options, step_options
 from jaxpar.executor.region import Region, Sums
 from jaxpar.executor.step import Metrics, gradients, metrics, row_ids, train_step
 from jaxpar.mesh import ROW_AXES, count
@@ -45,6 +46,10 @@ class Run:
     @cached_property
     def placements(self) -> dict[str, Placement]:
         return place(self.structure, self.plan, self.mesh)
+
+    @property
+    def _platform(self) -> str:
+        return self.mesh.devices.flat[0].platform
 
     @cached_property
     def layout(self) -> StateLayout:
@@ -74,7 +79,7 @@ class Run:
     @cached_property
     def _init(self) -> Any:
         shardings = self.layout.storage_shardings()
-        return jax.jit(self._init_state, out_shardings=shardings, compiler_options=_exact(self.mesh))
+        return jax.jit(self._init_state, out_shardings=shardings, compiler_options=init_options(self._platform))
 
     def _init_state(self, key: Array) -> TrainState:
         _, logical = split(self.build, key)
@@ -153,7 +158,8 @@ class Run:
         """The jitted `step`, to lower or to inspect."""
         shardings = self.layout.storage_shardings()
         step = partial(train_step, self.region, self.layout, self.optimizer)
-        return jax.jit(step, donate_argnums=0, out_shardings=(shardings, NamedSharding(self.mesh, P())))
+        outs = (shardings, NamedSharding(self.mesh, P()))
+        return jax.jit(step, donate_argnums=0, out_shardings=outs, compiler_options=step_options(self._platform))
 
     def lower(self, shapes: Mapping[str, Any]) -> jax.stages.Lowered:
         """The step lowered for one step's batch of these global shapes, without a single array."""
@@ -197,15 +203,6 @@ class Run:
             return self.region.totals(params, batch, rows, key, valid, one_by_one)
 
         return jax.jit(run, static_argnames="one_by_one")
-
-
-def _exact(mesh: Mesh) -> dict[str, Any]:
-    """Options under which the same random numbers come out of every sharding, to the last bit.
-
-    On CPU, LLVM contracts a product and a sum into one rounding here and not there, as it vectorises each shape.
-    """
-    cpu = mesh.devices.flat[0].platform == "cpu"
-    return {"xla_backend_optimization_level": 0} if cpu else {}
 
 
 def _abstract(f: Any, shardings: Any, *args: Any) -> Any:

@@ -118,9 +118,21 @@ def test_no_weight_or_gradient_is_gathered_over_tensor_with_sequence_sharded_nor
     # A layer has two halves, each with a gather before its matmuls forward and one of its gradient backward.
     # The head gathers its input, and the embedding its gradient.
     assert sum(c.executions * (c.bytes // activations) for c in gathers) == 4 * LAYERS + 2
-    scatters = sum(c.executions * c.bytes for c in step.collectives if c.kind == "reduce-scatter" and "tensor" in c.axes)
+    scatters = sum(
+        c.executions * c.bytes for c in step.collectives if c.kind == "reduce-scatter" and "tensor" in c.axes
+    )
     # The counterparts of the gathers, and the lookup's sum.
     assert scatters == (4 * LAYERS + 1) * activations
+
+
+def test_every_collective_of_the_layer_loop_hides_behind_matmuls():
+    """Otherwise ZeRO-3 waits for the network in every layer, though it fetches ahead and returns behind."""
+    model = LlamaConfig(256, 4, 1024, num_heads=8, num_kv_heads=4, head_dim=128, mlp_dim=2048)
+    plan = jaxpar.Plan("data=8", zero=3, precision="bfloat16", remat="full")
+    step = jaxpar.Program(model.build, optax.sgd(0.1), plan).compile("1x8xh100", jaxpar.token_shapes(8, 1024))
+    loops = [c for c in step.collectives if c.loop_depth]
+    assert {c.kind for c in loops} == {"all-gather", "reduce-scatter"}
+    assert [(c.kind, c.bytes) for c in loops if not c.overlaps_dot] == []
 
 
 def test_zero_lowers_memory_as_it_should():
