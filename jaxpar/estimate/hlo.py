@@ -47,6 +47,11 @@ class Collective:
     overlaps_dot: bool = False
     conditional: bool = False
 
+    @property
+    def axis(self) -> str:
+        """`axes` in one word: `data`, or `data,tensor`."""
+        return ",".join(self.axes)
+
 
 @dataclass(frozen=True)
 class HloReport:
