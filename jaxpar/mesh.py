@@ -121,9 +121,10 @@ def make_mesh(shape: MeshShape | str, devices: Sequence[jax.Device] | None = Non
     return Mesh(array, names, axis_types=(AxisType.Auto,) * len(names))
 
 
-def count(mesh: Mesh, axes: Sequence[str]) -> int:
-    """How many devices these axes have together."""
-    return prod(mesh.shape.get(a, 1) for a in axes)
+def count(mesh: Mesh, axes: str | Sequence[str]) -> int:
+    """How many devices these axes have together; a `PartitionSpec` writes a single one as its bare name."""
+    names = (axes,) if isinstance(axes, str) else axes
+    return prod(mesh.shape.get(a, 1) for a in names)
 
 
 def simulate(devices: int) -> None:

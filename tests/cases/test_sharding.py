@@ -12,6 +12,7 @@ from flax import nnx
 import jaxpar
 from experiments.parity_table import TOY
 from jaxpar import Plan, Program
+from jaxpar.mesh import make_mesh
 from jaxpar.placement import place
 from jaxpar.structure import ParamInfo, Structure
 from jaxpar.testing import run_loss_and_grads, run_on_enough_devices
@@ -78,7 +79,7 @@ def test_a_dim_that_does_not_divide_is_stored_padded_not_whole():
     """Otherwise 17 rows are kept by every device, in silence."""
     info = ParamInfo("table", (17, 3), np.dtype("float32"), (None, None), None)
     plan = Plan("data=8", zero=3)
-    (placement,) = place(Structure(None, (), {"table": info}), plan, plan.shape).values()
+    (placement,) = place(Structure(None, (), {"table": info}), plan, make_mesh(plan.shape)).values()
     assert placement.storage_shape == (24, 3) and placement.view_shape == (17, 3)
     assert placement.notes == ("stored padded: (17, 3) as (24, 3)",)
 

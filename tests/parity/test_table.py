@@ -25,6 +25,7 @@ FACTORS = {
     "kv_heads": [4, 1],
 }
 COVER = pairwise(FACTORS)
+ROWS = 32  # every plan can cut them: one program on one device serves all plans
 
 
 @pytest.mark.parametrize("row", COVER, ids=lambda row: " ".join(map(str, row.values())))
@@ -32,8 +33,7 @@ def test_loss_and_gradients_equal_one_device(row):
     """Otherwise training under this plan is not training this model."""
     config, weights = MODELS[row["model"]]
     plan = Plan(row["mesh"], zero=row["zero"], microbatches=row["microbatches"])
-    rows = max(16, plan.shape.data * plan.microbatches)
-    assert_equals_one_device(replace(config, num_kv_heads=row["kv_heads"]), plan, weights, rows)
+    assert_equals_one_device(replace(config, num_kv_heads=row["kv_heads"]), plan, weights, ROWS)
 
 
 def test_the_cover_meets_every_pair_of_choices():
