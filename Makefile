@@ -18,7 +18,7 @@ test: lint
 	@$(PY) -m pytest $(PYTEST)
 
 demo: setup
-	@$(PY) experiments/pretrain_lm.py --simulate 8
+	@$(PY) experiments/pretrain_lm.py --simulate 8 --plan.mesh data=4,tensor=2 --plan.zero 3
 
 clean:
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

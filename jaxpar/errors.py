@@ -37,3 +37,7 @@ class CheckpointError(JaxparError, RuntimeError):
 
 class BackendError(JaxparError, RuntimeError):
     """The installed jax, or the devices at hand, cannot do what is asked."""
+
+
+class TrainingError(JaxparError, ArithmeticError):
+    """A run that no longer learns."""

@@ -12,16 +12,12 @@ import numpy as np
 from jax import Array
 
 from jaxpar.batch import local_positions
-from jaxpar.errors import ConfigError, JaxparError
+from jaxpar.errors import ConfigError, TrainingError
 from jaxpar.estimate.compile import StepReport, report
 from jaxpar.run import Run
 from jaxpar.state import TrainState
 from jaxpar.training.callbacks import Callback, Data, Loop
 from jaxpar.training.interrupts import Interrupts
-
-
-class TrainingError(JaxparError, ArithmeticError):
-    """A run that no longer learns."""
 
 
 @dataclass(frozen=True)
