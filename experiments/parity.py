@@ -31,7 +31,7 @@ import optax
 
 from experiments.parity_report import report
 from experiments.parity_table import Cell, cells, make_batch
-from jaxpar import Plan, Program, Run
+from jaxpar import Plan, Program, Run, TrainState
 from jaxpar.testing import parity
 from models.llama import LlamaConfig
 
@@ -97,7 +97,7 @@ def measure(group: Group) -> list[tuple[Cell, float]]:
     return [(cell, distance(runs[cell.microbatches], state, cell)) for cell in group]
 
 
-def distance(run: Run, state: object, cell: Cell) -> float:
+def distance(run: Run, state: TrainState, cell: Cell) -> float:
     found = parity.loss_and_grads_at(run, state, cell.batch())
     distances = parity.distances(*found, *reference(cell.config, cell.weights, cell.rows))
     return float(np.max([d.share for d in distances]))  # NaN wins

@@ -77,9 +77,9 @@ def parse[C: RunConfig](default: C, arguments: Sequence[str], program: str) -> t
     An unknown key or a wrong type ends the process with status 2 and a message that names it and the nearest key; a
     value that is impossible does the same, or raises `ConfigError`.
     """
-    config_type = RunConfig[type(default.model), type(default.data)]  # type: ignore[misc]
+    config_type: Any = RunConfig[type(default.model), type(default.data)]  # type: ignore[misc]
     parsed = tyro.cli(
-        _CommandLine[config_type],  # type: ignore[valid-type]
+        _CommandLine[config_type],
         args=list(arguments),
         default=_CommandLine(default, Start()),
         prog=program,

@@ -41,9 +41,7 @@ ORDER = [
 LONGEST = 400
 
 FILES = sorted((ROOT / "jaxpar").rglob("*.py"))
-ALL_FILES = [
-    path for folder in ("jaxpar", "models", "experiments", "tests") for path in (ROOT / folder).rglob("*.py")
-]
+ALL_FILES = [path for folder in ("jaxpar", "models", "experiments", "tests") for path in (ROOT / folder).rglob("*.py")]
 
 
 def dotted(path: Path) -> str:

@@ -1,6 +1,7 @@
 """Losses against steps, as a picture that anyone can open."""
 
 from pathlib import Path
+from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -40,10 +41,11 @@ def draw_losses(records: list[dict], bigram: float | None) -> Figure:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(xlabel="step", ylabel="loss (nats per token)")
-    for name, label, style in (
+    lines: tuple[tuple[str, str, dict[str, Any]], ...] = (
         ("loss", "train", {"color": "tab:blue", "linewidth": 0.8, "alpha": 0.7}),
         ("validation_loss", "validation", {"color": "tab:orange", "marker": "o", "markersize": 3}),
-    ):
+    )
+    for name, label, style in lines:
         points = [(r["step"], float("nan") if r[name] is None else r[name]) for r in records if name in r]
         if points:
             axes.plot(*zip(*points, strict=True), label=label, **style)

@@ -20,7 +20,7 @@ def sharding_table(run: Run) -> str:
     """
     rows: list[tuple[str, ...]] = [_HEADER]
     for path, placement in run.placements.items():
-        array = run.abstract_state.params[path]
+        array: Any = run.abstract_state.params[path]
         names = ("layer",) if placement.info.stack else ()
         rows.append(
             (

@@ -75,9 +75,7 @@ def test_each_line_of_a_jsonl_file_is_a_document(tmp_path):
 def test_a_malformed_line_is_named_by_file_and_number(tmp_path, line, found):
     """Otherwise one bad line among millions could not be found, or would be dropped in silence."""
     write(tmp_path, {"c.jsonl": '{"text": "fine"}\n' + line + "\n"})
-    with pytest.raises(
-        DataError, match=rf'c\.jsonl, line 2: needed one JSON object .*"text", found .*{found}'
-    ):
+    with pytest.raises(DataError, match=rf'c\.jsonl, line 2: needed one JSON object .*"text", found .*{found}'):
         read_documents([tmp_path])
 
 

@@ -128,8 +128,7 @@ def test_every_byte_of_the_standard_library_is_a_target_once(standard_library):
     """Otherwise the tokens a run reports would not be the tokens of its corpus."""
     dataset = TextData(**standard_library).build()
     described = [
-        int(line.split(" bytes")[0].split()[-1].replace(",", ""))
-        for line in dataset.describe().split("\n")[:2]
+        int(line.split(" bytes")[0].split()[-1].replace(",", "")) for line in dataset.describe().split("\n")[:2]
     ]
     assert described == [dataset.train_rows.num_targets, dataset.held_out_rows.num_targets]
     assert sum(int(batch["weights"].sum()) for batch in dataset.evaluation()) == described[1]

@@ -36,8 +36,7 @@ FORMS = {
         2 * 256,
     ),
     "all-reduce": (
-        "%s = ((f32[8,8]{1,0}), f32[8,8]{1,0}) all-reduce-start(%x), channel_id=1, replica_groups={}, "
-        "to_apply=%add",
+        "%s = ((f32[8,8]{1,0}), f32[8,8]{1,0}) all-reduce-start(%x), channel_id=1, replica_groups={}, to_apply=%add",
         "%d = f32[8,8]{1,0} all-reduce-done(%s)",
         256,
     ),

@@ -17,9 +17,7 @@ def mesh():
 
 
 def double(mesh, **jit):
-    return lower(
-        lambda x: x * 2 + lax.psum(x, "tensor"), mesh, [array(64, 32)], (P("data"),), P("data"), **jit
-    )
+    return lower(lambda x: x * 2 + lax.psum(x, "tensor"), mesh, [array(64, 32)], (P("data"),), P("data"), **jit)
 
 
 def test_sizes_are_per_device_and_donated_arguments_count_once(mesh):

@@ -59,9 +59,7 @@ def test_other_kinds_compile_too(kind):
 def test_a_scalar_sum_over_many_nodes_compiles():
     """Otherwise a loss summed over 64 devices would end the process inside XLA."""
     mesh = mesh_of(topology_devices(Cluster.parse("8x8xh100")), data=8, tensor=8)
-    lowered = lower(
-        lambda x: x * lax.psum(x.sum(), ("data", "tensor")), mesh, [array(64, 8)], (P("data"),), P("data")
-    )
+    lowered = lower(lambda x: x * lax.psum(x.sum(), ("data", "tensor")), mesh, [array(64, 8)], (P("data"),), P("data"))
     assert report(lowered, mesh).totals() == {(("data", "tensor"), "all-reduce"): (1, 4)}
 
 

@@ -51,8 +51,7 @@ def test_a_dot_in_a_scan_in_a_scan_counts_fifteen_times(nested_text, mesh):
 def test_loop_depth_and_name_say_where_a_collective_stands(nested_text, mesh):
     """Otherwise a gather per layer could not be told from one outside the loop."""
     depths = {
-        c.kind: (c.loop_depth, c.op_name.rpartition("/")[2])
-        for c in read_hlo(nested_text, mesh.shape).collectives
+        c.kind: (c.loop_depth, c.op_name.rpartition("/")[2]) for c in read_hlo(nested_text, mesh.shape).collectives
     }
     assert depths["all-gather"] == (2, "all_gather")
     assert depths["collective-permute"] == (1, "ppermute")
@@ -71,9 +70,7 @@ def test_peeled_iterations_count_as_executions(mesh, unroll):
     """Otherwise the remainder of an unrolled loop would be lost, or an unrolled body count as one."""
 
     def program(x):
-        return lax.scan(lambda c, _: (jnp.tanh(lax.psum(c @ c, "tensor")), None), x, length=9, unroll=unroll)[
-            0
-        ]
+        return lax.scan(lambda c, _: (jnp.tanh(lax.psum(c @ c, "tensor")), None), x, length=9, unroll=unroll)[0]
 
     found = read(lower(program, mesh, [array(8, 8)], (P(),), P()), mesh)
     assert found.totals() == {(("tensor",), "all-reduce"): (9, 9 * 8 * 8 * 4)}

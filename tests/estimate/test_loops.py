@@ -53,9 +53,7 @@ TESTS = {"LT": int.__lt__, "LE": int.__le__, "GT": int.__gt__, "GE": int.__ge__,
 
 
 @pytest.mark.parametrize("direction", TESTS)
-@pytest.mark.parametrize(
-    ("start", "bound", "step"), [(0, 5, 1), (1, 9, 2), (1, 10, 2), (12, 3, -3), (7, 7, 1)]
-)
+@pytest.mark.parametrize(("start", "bound", "step"), [(0, 5, 1), (1, 9, 2), (1, 10, 2), (12, 3, -3), (7, 7, 1)])
 def test_the_count_is_that_of_running_the_loop(direction, start, bound, step):
     """Otherwise a comparison with 'or equal', a step or a countdown would be off by an iteration."""
     i, ran = start, 0

@@ -15,9 +15,7 @@ def test_a_simulated_cluster_gives_this_processs_devices():
 
 def test_too_few_simulated_devices_raise_with_the_mend():
     """Otherwise the mesh would fail later, far from its cause."""
-    with pytest.raises(
-        BackendError, match=r"needs 16 simulated CPU devices, this process has 8.*jax_num_cpu_devices"
-    ):
+    with pytest.raises(BackendError, match=r"needs 16 simulated CPU devices, this process has 8.*jax_num_cpu_devices"):
         topology.topology_devices(Cluster.parse("2x8xcpu"))
 
 
