@@ -10,11 +10,11 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import lru_cache
+from itertools import batched
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,8 +48,8 @@ def main() -> None:
     record = args.output.with_suffix(".jsonl")
     done = read(record)
     groups = group(cell for cell in cells() if cell not in done)
-    with compiling_processes(args.jobs) as pool, record.open("a") as file:
-        for i, results in enumerate(pool.map(measure, groups)):
+    with record.open("a") as file:
+        for i, results in enumerate(measure_all(groups, args.jobs)):
             for cell, share in results:
                 done[cell] = share
                 print(json.dumps(asdict(cell) | {"share": share}), file=file, flush=True)
@@ -61,17 +61,17 @@ def main() -> None:
     sys.exit(1 if failed else 0)
 
 
-@contextmanager
-def compiling_processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that share what they compile: without data, all ZeRO stages are one program, and so are references.
+def measure_all(groups: Sequence[Group], jobs: int) -> Iterator[list[tuple[Cell, float]]]:
+    """In processes that share what they compile: without data, all ZeRO stages are one program.
 
-    A process keeps all that it has compiled: after some groups a new one takes its place.
+    A process keeps all that it has compiled: after some groups new ones take their place.
     """
     with TemporaryDirectory() as cache:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-        with ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=20) as pool:
-            yield pool
+        for some in batched(groups, 20 * jobs):
+            with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+                yield from pool.map(measure, some)
 
 
 def read(record: Path) -> dict[Cell, float]:
