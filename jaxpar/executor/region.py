@@ -141,7 +141,9 @@ class Region:
             placements = {path: self.placements[path] for path in self.structure.stack_params(stack)}
             # [virtual stage, stage, layer, ...]: without a pipeline the first two have size 1.
             local = {path: params[path].reshape(params[path].shape[2:]) for path in placements}
-            weights = StackWeights(local, placements, self.plan.compute_dtype, stack.length)
+            weights = StackWeights(
+                local, placements, self.plan.compute_dtype, stack.length, adds=self.plan.microbatches > 1
+            )
             gradient = LayerGradient(partial(apply_layer, self.structure, stack), self.plan.remat)
             loops[stack.name] = StackLoop(weights, gradient, depth)
             depth += stack.length

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxpar.executor.layer import LayerGradient, Totals
-from jaxpar.executor.weights import StackWeights, accumulate, barrier
+from jaxpar.executor.weights import StackWeights, barrier
 from jaxpar.model import Context
 from jaxpar.parallel import zero
 from jaxpar.structure import Params
@@ -64,10 +64,10 @@ class StackLoop:
             grads, dx = self.gradient.backward(weights, saved, self._context(ctx, i), dy, scales)
             if self.weights.behind:
                 dx, scattered = barrier(dx, scattered)
-                total = accumulate(total, scattered, self.weights.placements, (i + 1) % self.weights.layers)
+                total = self.weights.accumulate(total, scattered, (i + 1) % self.weights.layers)
                 return (dx, held, grads, total), None
             grads = zero.scatter(grads, self.weights.placements)
-            return (dx, held, pending, accumulate(total, grads, self.weights.placements, i)), None
+            return (dx, held, pending, self.weights.accumulate(total, grads, i)), None
 
         inputs = (jnp.arange(self.weights.layers), saved)
         (dx, held, pending, total), _ = lax.scan(body, (dy, held, pending, total), inputs, reverse=True)
@@ -77,7 +77,7 @@ class StackLoop:
         """Returns the very last gradient, the first layer's of the last microbatch."""
         if not self.weights.behind:
             return total
-        return accumulate(total, zero.scatter(pending, self.weights.placements), self.weights.placements, 0)
+        return self.weights.accumulate(total, zero.scatter(pending, self.weights.placements), 0)
 
     @property
     def _last(self) -> int:

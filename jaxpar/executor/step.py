@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array, lax
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxpar import collectives
@@ -44,18 +45,31 @@ def train_step(
     good = jnp.isfinite(norm) & jnp.isfinite(loss) & counts
     params, opt_state = _update(layout, optimizer, state, grads)
 
-    def keep(new: Any, old: Any) -> Any:
+    def keep(new: Any, old: Any, good: Array) -> Any:
         return jax.tree.map(lambda n, o: jnp.where(good, n, o), new, old)
 
+    params = keep(params, state.params, good)
+    opt_state = keep(opt_state, state.opt_state, _once_written(region.mesh, params, good))
     skipped = 1 - good.astype(jnp.int32)
     new_state = TrainState(
         step=state.step + 1,
         skipped=state.skipped + skipped,
         key=state.key,
-        params=keep(params, state.params),
-        opt_state=keep(opt_state, state.opt_state),
+        params=params,
+        opt_state=opt_state,
     )
     return new_state, metrics(sums) | {"grad_norm": norm, "skipped": skipped.astype(jnp.float32)}
+
+
+def _once_written(mesh: Mesh, params: Params, good: Array) -> Array:
+    """`good`, but on CPU to be had only when the parameters are written.
+
+    XLA for CPU writes each array in a loop of its own. Those of the parameters read the old moments, which it would
+    copy lest they be overwritten first; XLA for GPU writes a parameter and its moments together.
+    """
+    if mesh.devices.flat[0].platform != "cpu":
+        return good
+    return lax.optimization_barrier((params, good))[1]
 
 
 def metrics(sums: Sums) -> Metrics:

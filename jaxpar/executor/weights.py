@@ -20,12 +20,15 @@ from jaxpar.structure import Params
 
 @dataclass(frozen=True)
 class StackWeights:
-    """`params`: local storage of one stack, `[layer, *dims]`; `dtype`: what the layers compute in."""
+    """`params`: local storage of one stack, `[layer, *dims]`; `dtype`: what the layers compute in; `adds`: whether a
+    step has several microbatches, whose gradients add up.
+    """
 
     params: Params
     placements: Mapping[str, Placement]
     dtype: Any
     layers: int
+    adds: bool
 
     @property
     def ahead(self) -> bool:
@@ -55,16 +58,17 @@ class StackWeights:
             for path, p in self.placements.items()
         }
 
+    def accumulate(self, total: Params, grads: Params, layer: Array | int) -> Params:
+        """Puts one layer's scattered gradients in place: added, or alone if the step has only these."""
 
-def accumulate(total: Params, grads: Params, placements: Mapping[str, Placement], layer: Array | int) -> Params:
-    """Adds one layer's scattered gradients in place."""
+        def put(path: str, acc: Array) -> Array:
+            new = grads[path]
+            if self.adds:
+                new = lax.dynamic_index_in_dim(acc, layer, 0, keepdims=False) + new
+            acc = lax.dynamic_update_index_in_dim(acc, new, layer, 0)
+            return collectives.constrain(acc, collectives.behind(1, self.placements[path].tensor_spec))
 
-    def add(path: str, acc: Array) -> Array:
-        new = lax.dynamic_index_in_dim(acc, layer, 0, keepdims=False) + grads[path]
-        acc = lax.dynamic_update_index_in_dim(acc, new, layer, 0)
-        return collectives.constrain(acc, collectives.behind(1, placements[path].tensor_spec))
-
-    return {path: add(path, acc) for path, acc in total.items()}
+        return {path: put(path, acc) for path, acc in total.items()}
 
 
 def zeros(placements: Mapping[str, Placement], shards: int) -> Params:
