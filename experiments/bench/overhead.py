@@ -141,15 +141,16 @@ class Timing:
 
 def measure(contest: Contest, seconds: float) -> tuple[Timing, Timing]:
     """Runs pairs for about `seconds` -> wall time, and CPU time, which a busy machine disturbs less."""
-    for _ in range(2):
-        contest.jaxpar_step(), contest.plain_step()
-    times, end = [], time.perf_counter() + seconds
-    while len(times) < 5 or time.perf_counter() < end:
-        steps = [contest.jaxpar_step, contest.plain_step][:: 1 if len(times) % 2 else -1]
-        pair = [timed(step) for step in steps]
-        times.append(pair if steps[0] == contest.jaxpar_step else pair[::-1])
-    table = np.asarray(times)
-    return Timing(*table[:, :, 0].T), Timing(*table[:, :, 1].T)
+    steps = {"jaxpar": contest.jaxpar_step, "plain": contest.plain_step}
+    for step in steps.values():
+        step()
+    pairs: list[dict[str, tuple[float, float]]] = []
+    end = time.perf_counter() + seconds
+    while len(pairs) < 5 or time.perf_counter() < end:
+        order = list(steps) if len(pairs) % 2 == 0 else list(reversed(steps))
+        pairs.append({name: timed(steps[name]) for name in order})
+    wall, cpu = ({name: np.asarray([pair[name][clock] for pair in pairs]) for name in steps} for clock in (0, 1))
+    return Timing(**wall), Timing(**cpu)
 
 
 def timed(step: Callable[[], None]) -> tuple[float, float]:
@@ -158,7 +159,7 @@ def timed(step: Callable[[], None]) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-HEADER = f"{'mesh':<17}{'clock':<7}{'jaxpar':>10}{'plain':>10}{'ratio':>8}  {'95 % interval':<16}{'pairs':>6}"
+HEADER = f"{'mesh':<17}{'':<6}{'jaxpar':>11}{'plain':>11}{'ratio':>8}  95 % interval"
 
 
 def compare(case: Case, seconds: float) -> None:
@@ -168,13 +169,11 @@ def compare(case: Case, seconds: float) -> None:
     contest.check()
     for clock, timing in zip(("wall", "CPU"), measure(contest, seconds), strict=True):
         low, high = timing.interval()
-        ours, plain = (f"{np.median(t) * 1e3:.0f} ms" for t in (timing.jaxpar, timing.plain))
-        interval = f"{low:.3f} - {high:.3f}"
-        print(
-            f"{case.mesh:<17}{clock:<7}{ours:>10}{plain:>10}{timing.ratio:>8.3f}  {interval:<16}{len(timing.plain):>6}"
-        )
+        ours, plain = np.median(timing.jaxpar) * 1e3, np.median(timing.plain) * 1e3
+        interval = f"{low:.3f} - {high:.3f} of {len(timing.plain)} pairs"
+        print(f"{case.mesh:<17}{clock:<6}{ours:>8.0f} ms{plain:>8.0f} ms{timing.ratio:>8.3f}  {interval}")
     ours, plain = (r.temp_bytes / 2**20 for r in contest.reports)
-    print(f"{case.mesh:<17}{'temp':<7}{ours:>6.1f} MiB{plain:>6.1f} MiB{ours / plain:>8.3f}", flush=True)
+    print(f"{case.mesh:<17}{'temp':<6}{ours:>7.1f} MiB{plain:>7.1f} MiB{ours / plain:>8.3f}", flush=True)
 
 
 def main() -> int:
