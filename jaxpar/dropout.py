@@ -1,5 +1,7 @@
 """Counter-based dropout masks: a function of the key and the global index of an element, on every mesh the same."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -20,10 +22,8 @@ def keep_mask(
         hashes = jax.vmap(lambda k: _fold(k, index))(hashes)
         leading = 2
     words = jax.random.key_data(hashes)[..., 0]
-    features = 1
-    for size in shape[leading:]:
-        features *= size
-    counter = jax.lax.iota(jnp.uint32, features).reshape(shape[leading:])
+    features = math.prod(shape[leading:])
+    counter = jax.lax.iota(jnp.uint32, features).reshape((1,) * leading + shape[leading:])
     words = words.reshape(words.shape + (1,) * (len(shape) - leading))
     bits = _mix(words ^ (counter * jnp.uint32(0x9E3779B9)))
     return bits >= jnp.uint32(min(int(rate * 2**32), 2**32 - 1))

@@ -1,4 +1,4 @@
-"""Layers that decoders share: RMS norm and rotary positions. Single-device code with logical names."""
+"""Layers that models share: norms and rotary positions. Single-device code with logical names."""
 
 from dataclasses import dataclass
 
@@ -23,6 +23,34 @@ class RMSNorm(nnx.Module):
         inverse = lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.epsilon)
         scale = jnp.expand_dims(self.scale[...].astype(jnp.float32), tuple(range(x.ndim - 1)))
         return (x32 * inverse * scale).astype(x.dtype)
+
+
+class LayerNorm(nnx.Module):
+    """`(x - mean) / deviation * scale + bias` over the last dim, in float32 inside (Ba et al., 2016)."""
+
+    def __init__(self, dim: int, *, epsilon: float, rngs: nnx.Rngs):
+        ones, zeros = (jaxpar.named(f, "embed") for f in (nnx.initializers.ones, nnx.initializers.zeros))
+        self.scale = nnx.Param(ones(rngs.params(), (dim,), jnp.float32))
+        self.bias = nnx.Param(zeros(rngs.params(), (dim,), jnp.float32))
+        self.epsilon = epsilon
+
+    def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
+        x32 = x.astype(jnp.float32)
+        centered = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+        inverse = lax.rsqrt(jnp.mean(centered * centered, axis=-1, keepdims=True) + self.epsilon)
+        lead = tuple(range(x.ndim - 1))
+        scale, bias = (jnp.expand_dims(p[...].astype(jnp.float32), lead) for p in (self.scale, self.bias))
+        return (centered * inverse * scale + bias).astype(x.dtype)
+
+
+def residual(x_BTD: Array, ctx: jaxpar.Context) -> Array:
+    """The residual stream, or what is to be added to it: with sequence-sharded norms, split by positions."""
+    return ctx.constrain(x_BTD, None, "norm_positions", None)
+
+
+def normed(norm: nnx.Module, x_BTD: Array, ctx: jaxpar.Context) -> Array:
+    """`norm(x)`, whole: with sequence-sharded norms positions are gathered here, once for all matmuls that follow."""
+    return ctx.constrain(residual(norm(x_BTD), ctx), None, None, None)
 
 
 @dataclass(frozen=True)
