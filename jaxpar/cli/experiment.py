@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jaxpar.checkpoint.checkpoints import Checkpoints
 from jaxpar.cli.friendly import friendly_errors
@@ -20,6 +22,7 @@ from jaxpar.state import TrainState
 from jaxpar.structure import inspect_model
 from jaxpar.training.callbacks import Callback
 from jaxpar.training.evaluate import Evaluate
+from jaxpar.training.meter import Known
 from jaxpar.training.metrics_log import MetricsLog, read_records
 from jaxpar.training.plot import LossPlot
 from jaxpar.training.progress import ProgressLog
@@ -80,6 +83,12 @@ class _Experiment:
         optimizer = self.config.optimizer.build(inspect_model(build).params, self.config.trainer.steps)
         return Program(build, optimizer, self.config.plan)
 
+    def _known(self) -> Known:
+        optimizer, steps = self.config.optimizer, self.config.trainer.steps
+        # At once: asked step by step, each would wait in the queue of the devices.
+        rates = jax.jit(jax.vmap(lambda update: optimizer.rate(update, steps)))(jnp.arange(steps))
+        return Known(np.asarray(rates), getattr(self.config.model, "experts_per_token", None))
+
     def _state(self, run: Run, data: Any, checkpoints: Checkpoints) -> TrainState:
         if checkpoints.latest() is None:
             _say(f"new run in {self.directory}")
@@ -104,7 +113,7 @@ class _Experiment:
         if jax.process_index() == 0:
             logs = [MetricsLog(self.directory), LossPlot(self.directory, bigram), ProgressLog(bigram)]
             callbacks += [*logs, *self.more_callbacks(self.directory)]
-        outcome = train(run, state, data, trainer.steps, callbacks, trainer.max_skips)
+        outcome = train(run, state, data, trainer.steps, callbacks, trainer.max_skips, self._known())
         if outcome.signal is not None:
             _say(f"stopped at step {outcome.step} of {trainer.steps}, saved; the same command goes on from there")
             return 128 + outcome.signal

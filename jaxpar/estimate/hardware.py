@@ -91,6 +91,11 @@ def device(kind: str) -> Device:
     return _DEVICES[kind]
 
 
+def device_named(name: str) -> Device | None:
+    """The device that jax calls so (`jax.Device.device_kind`); None for others, and for a CPU, simulated or not."""
+    return next((d for kind, d in _DEVICES.items() if d.name == name and kind != "cpu"), None)
+
+
 def target_config(kind: str) -> str:
     """The text of XLA's GpuTargetConfigProto for a CUDA device. Raises ConfigError for other kinds.
 

@@ -1,6 +1,7 @@
 """How a run goes: a live line on a terminal, plain lines elsewhere."""
 
 import time
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.live import Live
@@ -12,12 +13,23 @@ _PLAIN_EVERY = 5.0  # seconds
 _SHORTEST_BAR = 10
 
 # From the one that a narrow terminal keeps to the one that it drops first.
-_PRIORITY = ("step", "skipped", "loss", "validation", "eta", "speed", "flops")
-_ORDER = ("step", "loss", "validation", "speed", "flops", "skipped", "eta")
+_PRIORITY = ("step", "skipped", "loss", "validation", "eta", "speed", "mfu", "flops", "norm", "rate", "wait")
+_ORDER = ("step", "loss", "validation", "norm", "rate", "speed", "flops", "mfu", "wait", "skipped", "eta")
+
+# What a field shows of a record.
+_SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
+    "loss": ("loss", lambda x: f"loss {x:.3f}"),
+    "norm": ("grad_norm", lambda x: f"grad norm {x:.3g}"),
+    "rate": ("learning_rate", lambda x: f"lr {x:.2e}"),
+    "speed": ("tokens_per_second_per_device", lambda x: f"{short(x)} tokens/s/device"),
+    "flops": ("tflops_per_device", lambda x: f"{x:.3g} TFLOP/s/device"),
+    "mfu": ("mfu", lambda x: f"MFU {x:.1%}"),
+    "wait": ("data_wait", lambda x: f"data wait {x:.0%}"),
+}
 
 
 class ProgressLog(Callback):
-    """Shows step, losses, tokens/s, TFLOP/s per device and the time left. On one process alone."""
+    """Shows the numbers of `Meter`, the losses and the time left. On one process alone."""
 
     def __init__(self, bigram: float | None = None, console: Console | None = None):
         """`bigram`: entropy of the held-out text given one token, in nats, shown beside the validation loss."""
@@ -51,14 +63,8 @@ class ProgressLog(Callback):
     def _update(self, loop: Loop, step: int, record: Record) -> None:
         self._skipped += int(record["skipped"])
         self._done = step / loop.steps
-        self._fields |= {
-            "step": f"{step}/{loop.steps}",
-            "loss": f"loss {record['loss']:.3f}",
-            "speed": f"{short(record['tokens_per_second'])} tokens/s",
-            "eta": self._left(loop, step),
-        }
-        if "tflops_per_device" in record:
-            self._fields["flops"] = f"{record['tflops_per_device']:.3g} TFLOP/s/device"
+        self._fields |= {"step": f"{step}/{loop.steps}", "eta": self._left(loop, step)}
+        self._fields |= {name: show(record[key]) for name, (key, show) in _SHOWN.items() if key in record}
         if self._skipped:
             self._fields["skipped"] = f"{self._skipped} skipped"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxpar.errors import ConfigError
-from jaxpar.estimate.hardware import Cluster, device, target_config
+from jaxpar.estimate.hardware import Cluster, device, device_named, target_config
 
 
 def test_a_cluster_is_nodes_by_devices_by_kind():
@@ -33,3 +33,9 @@ def test_cpu_has_no_gpu_target():
     """Otherwise the GPU compiler would be asked for a CPU."""
     with pytest.raises(ConfigError, match="no CUDA device"):
         target_config("cpu")
+
+
+def test_a_device_is_found_by_the_name_that_jax_has_for_it():
+    """Otherwise the speed of a run would be set against another device's peak, or an imagined one's."""
+    assert device_named("NVIDIA H200") is device("h200")
+    assert device_named("cpu") is None and device_named("NVIDIA GeForce RTX 4090") is None

@@ -12,4 +12,5 @@ def make_loop(step=0, steps=10, skipped=0):
 
 
 def record(loss=2.0, skipped=0.0, **more):
-    return {"loss": loss, "skipped": skipped, "tokens_per_second": 12_345.0, "tflops_per_device": 0.00123, **more}
+    speed = {"tokens_per_second": 98_760.0, "tokens_per_second_per_device": 12_345.0, "tflops_per_device": 0.00123}
+    return {"loss": loss, "skipped": skipped, "seconds": 0.1, **speed, **more}

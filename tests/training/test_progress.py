@@ -13,8 +13,12 @@ FIELDS = {
     "step": "123/4567",
     "loss": "loss 2.345",
     "validation": "val 2.401",
-    "speed": "45.2k tokens/s",
+    "norm": "grad norm 0.51",
+    "rate": "lr 3.00e-04",
+    "speed": "45.2k tokens/s/device",
     "flops": "0.013 TFLOP/s/device",
+    "mfu": "MFU 41.3%",
+    "wait": "data wait 2%",
     "skipped": "2 skipped",
     "eta": "0:42 left",
 }
@@ -29,7 +33,7 @@ def test_the_status_fits_any_terminal(width, done):
 def test_a_narrow_terminal_keeps_what_matters_most():
     """Otherwise it would show the speed and hide the loss."""
     assert status(FIELDS, 0.5, 40) == "123/4567  loss 2.345  2 skipped"
-    wide = status(FIELDS, 0.5, 150)
+    wide = status(FIELDS, 0.5, 200)
     assert all(text in wide for text in FIELDS.values()) and "━" in wide
 
 
@@ -50,7 +54,7 @@ def test_without_a_terminal_plain_lines_are_printed():
     out = run(Console(file=io.StringIO(), width=30))
     assert "\x1b" not in out and "\r" not in out
     last = out.splitlines()[-2:]
-    assert last[0].startswith("3/3  loss 2.000") and "12.3k tokens/s" in last[0] and "1 skipped" in last[0]
+    assert last[0].startswith("3/3  loss 2.000") and "12.3k tokens/s/device" in last[0] and "1 skipped" in last[0]
     assert last[1] == "step 3/3  validation loss 2.2500 (bigram entropy 2.5000)"
 
 
@@ -58,6 +62,18 @@ def test_on_a_terminal_the_live_line_ends_with_the_last_step():
     """Otherwise the screen would keep an old number, or lose its cursor."""
     out = run(Console(file=io.StringIO(), width=40, force_terminal=True))
     assert "3/3" in out and out.rstrip().endswith("\x1b[?25h")
+
+
+def test_what_a_record_lacks_is_not_shown():
+    """Otherwise a device without a known peak would show an MFU, or the line would fail."""
+    console = Console(file=io.StringIO())
+    out = run(console)
+    assert "MFU" not in out and "lr" not in out
+    log = ProgressLog(console=console)
+    log.on_start(loop := make_loop(steps=1))
+    log.on_record(loop, 1, record(mfu=0.413, learning_rate=3e-4, data_wait=0.02, grad_norm=0.51))
+    line = console.file.getvalue().splitlines()[-1]
+    assert all(FIELDS[name] in line for name in ("mfu", "rate", "wait", "norm"))
 
 
 def test_numbers_are_short():

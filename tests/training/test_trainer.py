@@ -4,17 +4,20 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import optax
 import pytest
 
 from jaxpar.checkpoint.checkpoints import Checkpoints
+from jaxpar.errors import TrainingError
 from jaxpar.training.callbacks import Callback
 from jaxpar.training.evaluate import Evaluate
+from jaxpar.training.meter import Known
 from jaxpar.training.save import Checkpoint
-from jaxpar.training.trainer import TrainingError, train
-from tests.training.tiny import make_data, make_run
+from jaxpar.training.trainer import train
+from tests.training.tiny import LENGTH, ROWS, make_data, make_run
 
 
 class Recorder(Callback):
@@ -59,7 +62,24 @@ def test_every_step_is_recorded_once_and_in_order(straight):
     assert outcome.step == int(outcome.state.step) == 6 and outcome.signal is None and recorder.closed
     first = recorder.records[0][1]
     assert {"loss", "grad_norm", "skipped", "tokens_per_second", "tflops_per_device"} <= first.keys()
-    assert first["tokens_per_second"] > 0 and first["tflops_per_device"] > 0
+    assert first["tokens_per_second"] == pytest.approx(2 * first["tokens_per_second_per_device"])
+    assert first["tokens_per_second"] == pytest.approx(ROWS * LENGTH / first["seconds"])
+    assert first["tflops_per_device"] > 0 and "mfu" not in first and "learning_rate" not in first
+
+
+def test_the_wait_for_rows_is_counted_as_a_share_of_the_step(run):
+    """Otherwise a run that starves for data would look like one with a slow device."""
+
+    class Slow:
+        def __next__(self):
+            time.sleep(0.2)
+            return next(data)
+
+    data, recorder = make_data(), Recorder()
+    train(run, run.init(), Slow(), 4, [recorder])
+    for step, record in recorder.records[:-1]:  # nothing is read while the last one runs
+        assert 0.5 < record["data_wait"] <= 1.0, step
+        assert record["host_seconds"] <= record["seconds"]
 
 
 @pytest.mark.parametrize(("number", "mesh"), [(signal.SIGINT, "data=2"), (signal.SIGTERM, "data=4")])
@@ -85,7 +105,8 @@ def test_evaluation_comes_every_n_steps_and_once_at_the_end(run):
     batches = [next(make_data())]
     for steps, expected in ((4, [2, 4]), (3, [2, 3])):
         recorder = Recorder()
-        outcome = train(run, run.init(), make_data(), steps, [Evaluate(lambda: batches, every=2), recorder])
+        evaluate = Evaluate(lambda: batches, every=2)
+        outcome = train(run, run.init(), make_data(), steps, [evaluate, recorder])
         found = [(step, r["validation_loss"]) for step, r in recorder.records if "validation_loss" in r]
         assert [step for step, _ in found] == expected
         # A step's own numbers come before those of its evaluation.
@@ -112,8 +133,10 @@ def test_a_run_that_only_skips_is_aborted_and_closes_its_callbacks():
     run = make_run(optimizer=optax.sgd(float("inf")))
     recorder = Recorder()
     with pytest.raises(TrainingError, match="the last 3 steps, up to step 4, were all skipped"):
-        train(run, run.init(), make_data(), 50, [recorder], max_skips=3)
+        train(run, run.init(), make_data(), 50, [recorder], max_skips=3, known=Known(learning_rates=[3.0, 2.0, 1.0]))
     assert [record["skipped"] for _, record in recorder.records] == [0.0, 1.0, 1.0, 1.0]
+    # A schedule counts updates, and a skipped step is none.
+    assert [record["learning_rate"] for _, record in recorder.records] == [3.0, 2.0, 2.0, 2.0]
     assert recorder.closed
 
 
