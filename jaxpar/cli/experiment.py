@@ -22,6 +22,7 @@ from jaxpar.state import TrainState
 from jaxpar.structure import inspect_model
 from jaxpar.training.callbacks import Callback
 from jaxpar.training.evaluate import Evaluate
+from jaxpar.training.guard import Guard
 from jaxpar.training.meter import Known
 from jaxpar.training.metrics_log import MetricsLog, read_records
 from jaxpar.training.plot import LossPlot
@@ -108,6 +109,7 @@ class _Experiment:
         trainer, bigram = self.config.trainer, dataset.bigram_entropy
         callbacks: list[Callback] = [
             Evaluate(dataset.evaluation, trainer.evaluate_every),
+            *([Guard(trainer.guard_every)] if trainer.guard_every else []),  # before what it guards is saved
             Checkpoint(checkpoints, trainer.checkpoint_every),
         ]
         if jax.process_index() == 0:

@@ -38,6 +38,7 @@ class ProgressLog(Callback):
         self._fields: dict[str, str] = {}
         self._skipped = 0
         self._done = 0.0
+        self._guarded = False
         self._live: Live | None = None
         self._printed = 0.0
         self._first: tuple[int, float] | None = None
@@ -55,6 +56,10 @@ class ProgressLog(Callback):
         if "validation_loss" in record:
             self._fields["validation"] = f"val {record['validation_loss']:.3f}"
             self._print(f"step {step}/{loop.steps}  validation loss {record['validation_loss']:.4f}{self._beside}")
+        if "guard_seconds" in record and not self._guarded:
+            self._guarded = True
+            cost = f"{1000 * record['guard_seconds']:.1f} ms, {record['guard_share']:.2%} of the time between"
+            self._print(f"step {step}/{loop.steps}  replicas are equal bit for bit; compared in {cost}")
         if "loss" in record:
             self._update(loop, step, record)
             if self._live is None and (step == loop.steps or time.monotonic() - self._printed > _PLAIN_EVERY):

@@ -26,6 +26,7 @@ class TrainerConfig:
       evaluate_every: steps between evaluations; there is always one at the end.
       checkpoint_every: steps between checkpoints; there is always one at the end.
       keep_checkpoints: how many stay on disk.
+      guard_every: steps between comparisons of replicas, bit for bit (see `Guard`); 0: never.
       max_skips: steps in a row that may be skipped because their loss or gradient is not finite.
       seed: of the parameters and of dropout.
     """
@@ -34,6 +35,7 @@ class TrainerConfig:
     evaluate_every: int = 100
     checkpoint_every: int = 100
     keep_checkpoints: int = 3
+    guard_every: int = 100
     max_skips: int = 20
     seed: int = 0
 
@@ -42,6 +44,8 @@ class TrainerConfig:
         wrong = [
             f"{name} must be at least 1, found {getattr(self, name)}" for name in counts if getattr(self, name) < 1
         ]
+        if self.guard_every < 0:
+            wrong.append(f"guard_every must be 0 (never) or more, found {self.guard_every}")
         if wrong:
             raise ConfigError("trainer: " + "; ".join(wrong))
 

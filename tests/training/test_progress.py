@@ -76,6 +76,16 @@ def test_what_a_record_lacks_is_not_shown():
     assert all(FIELDS[name] in line for name in ("mfu", "rate", "wait", "norm"))
 
 
+def test_what_the_guard_costs_is_said_once():
+    """Otherwise nobody could tell whether it is worth its time, or every check would be a line."""
+    console = Console(file=io.StringIO(), width=200)
+    log, loop = ProgressLog(console=console), make_loop(steps=9)
+    log.on_start(loop)
+    for step in (4, 8):
+        log.on_record(loop, step, {"guard_seconds": 0.0031, "guard_share": 0.0002})
+    assert console.file.getvalue().count("compared in 3.1 ms, 0.02% of the time between") == 1
+
+
 def test_numbers_are_short():
     """Otherwise speed and time would not fit a line."""
     assert [short(n) for n in (940, 12_345, 4.56e6, 7e9)] == ["940", "12.3k", "4.56M", "7G"]
