@@ -127,8 +127,10 @@ def fingerprint(x: Array) -> UInt32[Array, ""]:
     about 2^-32.
     """
     words = _words(x).reshape(-1)
+    # Mixed (as in MurmurHash3): with factors in equal steps, values that move symmetrically would cancel.
     place = lax.iota(jnp.uint32, words.size) * jnp.uint32(0x9E3779B1)
-    return jnp.sum(words * (place | jnp.uint32(1)), dtype=jnp.uint32)
+    place = (place ^ (place >> 15)) * jnp.uint32(0x85EBCA6B)
+    return jnp.sum(words * ((place ^ (place >> 13)) | jnp.uint32(1)), dtype=jnp.uint32)
 
 
 def _words(x: Array) -> UInt32[Array, "..."]:
