@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Int
 
 from jaxpar.collectives import sharding
+from jaxpar.optimizer_state import leaf_placements
 from jaxpar.placement import Placement, logical_sharding, pad, unpad
 from jaxpar.structure import Params
 
@@ -96,15 +98,11 @@ class StateLayout:
         return TrainState(state.step, state.skipped, state.key, params, opt)
 
     def _map_opt(self, tree: Any, f: Any) -> Any:
-        """`f(leaf, placement or None)`: an optimizer leaf under a parameter's name, of its shape, follows it."""
-        shapes = jax.tree_util.tree_flatten_with_path(self.opt_shapes)[0]
-        owners = [self._owner(path, leaf) for path, leaf in shapes]
+        """`f(leaf, placement or None)` of every optimizer leaf."""
         leaves, treedef = jax.tree.flatten(tree)
-        return jax.tree.unflatten(treedef, [f(x, p) for x, p in zip(leaves, owners, strict=True)])
+        return jax.tree.unflatten(treedef, [f(x, p) for x, p in zip(leaves, self.opt_placements, strict=True)])
 
-    def _owner(self, path: tuple[Any, ...], leaf: Any) -> Placement | None:
-        for key in reversed(path):
-            placement = self.placements.get(getattr(key, "key", None))  # type: ignore[arg-type]
-            if placement is not None and leaf.shape == placement.view_shape:
-                return placement
-        return None
+    @cached_property
+    def opt_placements(self) -> list[Placement | None]:
+        """Of every leaf of the optimizer's state. Raises `PlanError`, see `leaf_placements`."""
+        return leaf_placements(self.opt_shapes, self.placements)

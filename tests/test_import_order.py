@@ -23,6 +23,7 @@ ORDER = [
     "structure",
     "batch",
     "placement",
+    "optimizer_state",
     "state",
     "parallel",
     "executor",
