@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from jaxpar.cli.check import check
 from jaxpar.cli.friendly import friendly_errors
+from jaxpar.cli.tokenize import tokenize_command
 from jaxpar.errors import ConfigError
 
 _TRAIN_USAGE = """usage: jaxpar train SCRIPT [--key value ...]
@@ -36,6 +37,7 @@ def train(arguments: Sequence[str]) -> int:
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (train, "run an experiment's script, with overrides"),
     "check": (check, "compare a model on meshes with the model on one device"),
+    "tokenize": (tokenize_command, "write text as token ids, for corpora larger than memory"),
 }
 
 
@@ -55,5 +57,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _usage() -> str:
-    lines = [f"  {name:<8}{summary}" for name, (_, summary) in COMMANDS.items()]
+    lines = [f"  {name:<10}{summary}" for name, (_, summary) in COMMANDS.items()]
     return "\n".join(["usage: jaxpar COMMAND ...", "", *lines, "", "`jaxpar COMMAND --help` says more."])

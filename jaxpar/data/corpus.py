@@ -2,10 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,22 +37,34 @@ def read_documents(
     Raises DataError: a path that is missing, a file that cannot be read, a malformed line, nothing found.
     """
     documents: list[Document] = []
+    for name, file in find_files(paths, suffixes, exclude):
+        data = read_file(file)
+        documents.extend(_texts(name, file, data) if file.suffix == ".jsonl" else [Document(name, data)])
+    if not documents:
+        raise nothing_found(paths, suffixes, exclude)
+    return documents
+
+
+def nothing_found(paths: Sequence[str | Path], suffixes: Sequence[str], exclude: Sequence[str]) -> DataError:
+    """The error for a corpus without a document."""
+    return DataError(
+        f"no document found in {', '.join(map(str, paths)) or 'an empty list of paths'}: looked for "
+        f"names that end in {', '.join(suffixes)}, and left out {', '.join(exclude) or 'nothing'}; "
+        "name other paths or suffixes"
+    )
+
+
+def find_files(
+    paths: Sequence[str | Path], suffixes: Sequence[str], exclude: Sequence[str] = ()
+) -> Iterator[tuple[str, Path]]:
+    """Yields (name, file), each file once, in the order of `read_documents`. Raises DataError likewise."""
     seen: set[Path] = set()
     for path in (Path(p).expanduser() for p in paths):
         for name, file in _files(path, tuple(suffixes), tuple(exclude)):
             real = file.resolve()
-            if real in seen:
-                continue
-            seen.add(real)
-            data = _read(file)
-            documents.extend(_lines(name, file, data) if file.suffix == ".jsonl" else [Document(name, data)])
-    if not documents:
-        raise DataError(
-            f"no document found in {', '.join(map(str, paths)) or 'an empty list of paths'}: looked for "
-            f"names that end in {', '.join(suffixes)}, and left out {', '.join(exclude) or 'nothing'}; "
-            "name other paths or suffixes"
-        )
-    return documents
+            if real not in seen:
+                seen.add(real)
+                yield name, file
 
 
 def _files(path: Path, suffixes: tuple[str, ...], exclude: tuple[str, ...]) -> list[tuple[str, Path]]:
@@ -82,7 +96,8 @@ def _entries(folder: Path) -> list[Path]:
         raise DataError(f"folder {folder} cannot be read ({error}): make it readable or exclude it") from error
 
 
-def _read(file: Path) -> bytes:
+def read_file(file: Path) -> bytes:
+    """Raises DataError that names the file."""
     if not file.is_file():  # opening a pipe would wait for ever
         raise DataError(f"{file} is a broken link or no regular file: remove it, or exclude it")
     try:
@@ -91,30 +106,41 @@ def _read(file: Path) -> bytes:
         raise DataError(f"file {file} cannot be read ({error}): make it readable, or exclude it") from error
 
 
-def _lines(name: str, file: Path, data: bytes) -> Iterator[Document]:
+def _texts(name: str, file: Path, data: bytes) -> Iterator[Document]:
     for number, line in enumerate(data.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError as error:  # bad JSON and bad UTF-8 alike
-            raise _malformed(file, number, f"text that is no JSON ({error})") from error
-        if not isinstance(record, dict):
-            raise _malformed(file, number, f"a JSON {type(record).__name__}")
-        if not isinstance(record.get("text"), str):
-            raise _malformed(file, number, f"the keys {list(record)}, and a {type(record.get('text')).__name__}")
-        # JSON can spell half of a surrogate pair; its bytes are kept as they are rather than refused.
-        yield Document(f"{name}:{number}", record["text"].encode("utf-8", "surrogatepass"))
+        if line.strip():
+            yield Document(f"{name}:{number}", text_of(line, file, partial(int, number)))
 
 
-def _malformed(file: Path, number: int, found: str) -> DataError:
+def text_of(line: bytes, file: Path, number: Callable[[], int], key: str = "text") -> bytes:
+    """The text under `key` of a line of a JSONL file. `number()`: the line's, for the message of a DataError."""
+    record = json_object(line, file, number, f'a string under "{key}"')
+    if not isinstance(record.get(key), str):
+        found = f"the keys {list(record)}, and a {type(record.get(key)).__name__}"
+        raise malformed(file, number(), f'a string under "{key}"', found)
+    # JSON can spell half of a surrogate pair; its bytes are kept as they are rather than refused.
+    return record[key].encode("utf-8", "surrogatepass")
+
+
+def json_object(line: bytes, file: Path, number: Callable[[], int], needed: str) -> dict[str, Any]:
+    """The object in a line of a JSONL file. Raises DataError, which says that one with `needed` was needed."""
+    try:
+        record = json.loads(line)
+    except ValueError as error:  # bad JSON and bad UTF-8 alike
+        raise malformed(file, number(), needed, f"text that is no JSON ({error})") from error
+    if not isinstance(record, dict):
+        raise malformed(file, number(), needed, f"a JSON {type(record).__name__}")
+    return record
+
+
+def malformed(file: Path, number: int, needed: str, found: str) -> DataError:
+    """The error for one line of a JSONL file."""
     return DataError(
-        f'{file}, line {number}: needed one JSON object with a string under "text", found {found}; '
-        "correct the line or remove it"
+        f"{file}, line {number}: needed one JSON object with {needed}, found {found}; correct the line or remove it"
     )
 
 
-def split(documents: Sequence[Document], held_out_fraction: float, seed: int) -> tuple[list[Document], list[Document]]:
+def split[D: Document](documents: Sequence[D], held_out_fraction: float, seed: int) -> tuple[list[D], list[D]]:
     """Splits into (train, held out), each in the order given.
 
     A document's side depends on its name, the fraction and the seed alone, so adding documents moves none of

@@ -6,31 +6,29 @@ from typing import Any
 import grain
 import numpy as np
 
-from jaxpar.data.packing import PackedRows
+from jaxpar.data.rows import Batch, Rows
 from jaxpar.errors import DataError
 
-Batch = dict[str, np.ndarray]
-
-# The rows are in memory: one thread is enough to assemble a few batches ahead while the devices compute.
+# Rows take little to assemble: one thread is enough for a few batches ahead while the devices compute.
 READ_AHEAD = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
 
 
 class RowIterator(Iterator[Batch]):
-    """Yields this process's part of each batch, for ever: every row once an epoch, in a new order each.
+    """Yields this process's part of each batch, for ever, in the order that the rows give.
 
     The stream of rows is the same on any number of processes: batch k is its rows k * batch_rows and
     following, across the ends of epochs, and `local` says which of them this process takes. So the state
     counts rows of the whole stream, and restores on another number of processes and with another batch size.
     """
 
-    def __init__(self, rows: PackedRows, *, batch_rows: int, local: slice, seed: int):
+    def __init__(self, rows: Rows, *, batch_rows: int, local: slice, seed: int):
         """`batch_rows`: rows of a whole batch; `local`: this process's slice of them; `seed`: below 2**32."""
         self._rows, self._batch_rows, self._local, self._seed = rows, batch_rows, local, seed
         self._start_at(0)
 
     def _start_at(self, consumed: int) -> None:
         # Row numbers, not rows, go through the batching: a process assembles its own rows alone.
-        stream = grain.MapDataset.range(len(self._rows)).seed(self._seed).shuffle().repeat()[consumed:]
+        stream = self._rows.order(self._seed)[consumed:]
         # drop_remainder: without it Grain rounds the endless length up in floating point, and overflows.
         batches = stream.batch(self._batch_rows, drop_remainder=True).map(local_rows(self._rows, self._local))
         self._start, self._batches = consumed, iter(batches.to_iter_dataset(READ_AHEAD))
@@ -54,7 +52,7 @@ class RowIterator(Iterator[Batch]):
             shown = ", ".join(f"{key} {there} then, {here} now" for key, (there, here) in different.items())
             raise DataError(
                 f"the data state belongs to other rows ({shown}), so its row {state['rows_consumed']} is "
-                "another: restore with the same files, split, row_length and seed, or start the data anew"
+                "another: restore with the same files, split, weights, row_length and seed, or start the data anew"
             )
         self.close()
         self._start_at(state["rows_consumed"])
@@ -67,6 +65,6 @@ class RowIterator(Iterator[Batch]):
         self._batches.close()
 
 
-def local_rows(rows: PackedRows, local: slice) -> Callable[[np.ndarray], Batch]:
+def local_rows(rows: Rows, local: slice) -> Callable[[np.ndarray], Batch]:
     """A function from the row numbers of a whole batch, int [rows], to this process's rows of it."""
     return lambda numbers: rows.batch(numbers[local])

@@ -1,18 +1,26 @@
-"""The validation loss, every so many steps and at the end."""
+"""The validation loss of every evaluation set, every so many steps and at the end."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from jaxpar.training.callbacks import Callback, Loop
+from jaxpar.training.callbacks import Callback, Loop, Record
+
+Sets = Mapping[str, Iterable[Mapping[str, np.ndarray]]]
 
 
 class Evaluate(Callback):
-    """Records `validation_loss`: the objective over every held-out row once."""
+    """Records the objective over every row of each set once, and what follows from its cross entropy.
 
-    def __init__(self, batches: Callable[[], Iterable[Mapping[str, np.ndarray]]], every: int):
-        """`batches()`: this process's held-out batches, from the first one on."""
-        self._batches, self._every = batches, every
+    `validation_loss`, and for a model with the term `cross_entropy` also `perplexity`, and `bits_per_byte` for a set
+    that knows its `bytes_per_target`, are those of the first set. With several sets each has them under
+    `validation_loss/<name>` and so on as well.
+    """
+
+    def __init__(self, sets: Callable[[], Sets], every: int):
+        """`sets()`: this process's batches of each set by name, from the first batch on."""
+        self._sets, self._every = sets, every
         self._last = -1
 
     def on_step(self, loop: Loop) -> None:
@@ -26,5 +34,25 @@ class Evaluate(Callback):
     def _evaluate(self, loop: Loop) -> None:
         loop.settle()
         self._last = loop.step
-        totals = loop.run.evaluate(loop.state, self._batches())
-        loop.record(loop.step, {"validation_loss": totals["loss"]})
+        record: dict[str, float] = {}
+        sets = self._sets()
+        for name, batches in sets.items():
+            totals = loop.run.evaluate(loop.state, batches)
+            numbers = metrics(totals, getattr(batches, "bytes_per_target", None))
+            if not record:
+                record |= numbers
+            if len(sets) > 1:
+                record |= {f"{metric}/{name}": value for metric, value in numbers.items()}
+        loop.record(loop.step, record)
+
+
+def metrics(totals: Record, bytes_per_target: float | None) -> dict[str, float]:
+    """From the totals of an evaluation, in nats per target, and the bytes of text for each target."""
+    found = {"validation_loss": totals["loss"]}
+    if "cross_entropy" not in totals:
+        return found
+    nats = totals["cross_entropy"]
+    found["perplexity"] = math.exp(nats) if nats < 700 else math.inf
+    if bytes_per_target is not None:
+        found["bits_per_byte"] = nats / math.log(2) / bytes_per_target
+    return found

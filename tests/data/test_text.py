@@ -33,27 +33,27 @@ def flat(lists) -> list[int]:
 def test_evaluation_gives_every_held_out_row_once_on_any_number_of_processes(tmp_path):
     """Otherwise the 2 rows left over after two batches of 16 would not be scored, or a process would hang."""
     data = TextData(rows=16, **corpus(tmp_path, train=4, held_out=34))
-    single = data.build().evaluation()
+    single = data.build().evaluations()["held_out"]
     assert [len(batch) for batch in numbers(single)] == [16, 16, 2]
     assert len(set(flat(numbers(single)))) == 34
     for count in (1, 2, 8):
-        parts = [numbers(data.build(index, count).evaluation()) for index in range(count)]
+        parts = [numbers(data.build(index, count).evaluations()["held_out"]) for index in range(count)]
         assert [len(part) for part in parts] == [3] * count  # as many steps on every process
         assert [flat(batches) for batches in zip(*parts, strict=True)] == numbers(single)
 
 
 def test_evaluation_can_be_iterated_again(tmp_path):
     """Otherwise the second evaluation of a run would score nothing."""
-    evaluation = TextData(rows=3, **corpus(tmp_path, train=4, held_out=7)).build().evaluation()
+    evaluation = TextData(rows=3, **corpus(tmp_path, train=4, held_out=7)).build().evaluations()["held_out"]
     assert numbers(evaluation) == numbers(evaluation) != []
 
 
 def test_eval_rows_are_spread_over_all_held_out_rows_and_the_rest_is_reported(tmp_path):
     """Otherwise a capped evaluation would be the first files alone, and nobody would know."""
     options = corpus(tmp_path, train=4, held_out=34)
-    every = flat(numbers(TextData(rows=16, **options).build().evaluation()))
+    every = flat(numbers(TextData(rows=16, **options).build().evaluations()["held_out"]))
     dataset = TextData(rows=16, eval_rows=17, **options).build()
-    assert flat(numbers(dataset.evaluation())) == every[::2]
+    assert flat(numbers(dataset.evaluations()["held_out"])) == every[::2]
     assert "17 held-out rows by eval_rows=17" in dataset.describe()
 
 
@@ -112,7 +112,7 @@ def test_what_is_left_out_of_the_corpus_is_reported(tmp_path):
     options = corpus(tmp_path, train=20, held_out=20)
     (tmp_path / "empty.txt").touch()
     dataset = TextData(rows=4, limit_bytes=30 * LENGTH + 3, **options).build()
-    assert len(dataset.train_rows) + len(dataset.held_out_rows) == 30
+    assert len(dataset.train_rows) + len(dataset.evaluation_sets["held_out"].rows) == 30
     assert "left out: 1 empty documents, 10 documents of 80 bytes by limit_bytes=243" in dataset.describe()
 
 
@@ -130,8 +130,8 @@ def test_every_byte_of_the_standard_library_is_a_target_once(standard_library):
     described = [
         int(line.split(" bytes")[0].split()[-1].replace(",", "")) for line in dataset.describe().split("\n")[:2]
     ]
-    assert described == [dataset.train_rows.num_targets, dataset.held_out_rows.num_targets]
-    assert sum(int(batch["weights"].sum()) for batch in dataset.evaluation()) == described[1]
+    assert described == [dataset.train_rows.num_targets, dataset.evaluation_sets["held_out"].rows.num_targets]
+    assert sum(int(batch["weights"].sum()) for batch in dataset.evaluations()["held_out"]) == described[1]
     assert 900_000 < sum(described) <= 1_000_000
 
 

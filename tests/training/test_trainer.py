@@ -105,7 +105,7 @@ def test_evaluation_comes_every_n_steps_and_once_at_the_end(run):
     batches = [next(make_data())]
     for steps, expected in ((4, [2, 4]), (3, [2, 3])):
         recorder = Recorder()
-        evaluate = Evaluate(lambda: batches, every=2)
+        evaluate = Evaluate(lambda: {"held_out": batches}, every=2)
         outcome = train(run, run.init(), make_data(), steps, [evaluate, recorder])
         found = [(step, r["validation_loss"]) for step, r in recorder.records if "validation_loss" in r]
         assert [step for step, _ in found] == expected
