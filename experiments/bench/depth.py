@@ -78,7 +78,7 @@ def measure(case: Case, plan: jaxpar.Plan, repeats: int, depths: tuple[int, int]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=4, help="compilations of each depth")
+    parser.add_argument("--repeats", type=int, default=3, help="compilations of each depth")
     options = parser.parse_args()
     jaxpar.simulate(8)
     names = [f"{depth} layers" for depth in (SHALLOW, DEEP)]
