@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpar.checkpoint.checkpoints import Checkpoints
+from jaxpar.cli.compile_cache import use_compile_cache
 from jaxpar.cli.friendly import friendly_errors
 from jaxpar.cli.run_directory import move_aside
 from jaxpar.config import RunConfig, Start, check_continues, default_directory, parse, save_config
@@ -58,6 +59,8 @@ class _Experiment:
     more_callbacks: MoreCallbacks
 
     def run(self) -> int:
+        if self.start.compile_cache and not self.start.dry_run:
+            use_compile_cache(self.directory.parent / ".cache")
         self_check()
         dataset = self.config.data.build(jax.process_index(), jax.process_count())
         run = self._program().on()
@@ -108,7 +111,7 @@ class _Experiment:
     def _train(self, run: Run, state: TrainState, data: Any, dataset: Any, checkpoints: Checkpoints) -> int:
         trainer, bigram = self.config.trainer, dataset.bigram_entropy
         callbacks: list[Callback] = [
-            Evaluate(dataset.evaluations, trainer.evaluate_every),
+            Evaluate(dataset.evaluation, trainer.evaluate_every),
             *([Guard(trainer.guard_every)] if trainer.guard_every else []),  # before what it guards is saved
             Checkpoint(checkpoints, trainer.checkpoint_every),
         ]
@@ -120,8 +123,7 @@ class _Experiment:
             _say(f"stopped at step {outcome.step} of {trainer.steps}, saved; the same command goes on from there")
             return 128 + outcome.signal
         last = [r["validation_loss"] for r in read_records(self.directory) if "validation_loss" in r][-1]
-        beside = "" if bigram is None else f", bigram entropy {bigram:.4f}"
-        _say(f"done: validation loss {last:.4f}{beside} nats per token; see {self.directory}/")
+        _say(f"done: validation loss {last:.4f}, bigram entropy {bigram:.4f} nats per token; see {self.directory}/")
         return 0
 
 

@@ -66,6 +66,8 @@ class ProgressLog(Callback):
                 self._print("  ".join(self._fields[name] for name in _ORDER if self._fields.get(name)))
 
     def _update(self, loop: Loop, step: int, record: Record) -> None:
+        if self._first is None and loop.report is not None:
+            self._print(f"compiled in {loop.report.compile_seconds:.1f} s")
         self._skipped += int(record["skipped"])
         self._done = step / loop.steps
         self._fields |= {"step": f"{step}/{loop.steps}", "eta": self._left(loop, step)}
