@@ -29,6 +29,8 @@ from jaxpar.structure import Build, Params, Structure, rebuild, split
 
 HostBatch = Mapping[str, np.ndarray]
 
+_GENERATOR = "threefry2x32"
+
 
 @dataclass(frozen=True)
 class Run:
@@ -63,7 +65,7 @@ class Run:
     @cached_property
     def abstract_state(self) -> TrainState:
         """Shapes, dtypes and shardings of the state as stored."""
-        return _abstract(self._init_state, self.layout.storage_shardings(), jax.random.key(0))
+        return _abstract(self._init_state, self.layout.storage_shardings(), jax.random.key(0, impl=_GENERATOR))
 
     @cached_property
     def abstract_logical_state(self) -> TrainState:
@@ -73,8 +75,11 @@ class Run:
     # -- state --
 
     def init(self, seed: int = 0) -> TrainState:
-        """A fresh state, created sharded: no parameter is ever whole on one device. The same for every mesh."""
-        return self._init(jax.random.key(seed))
+        """A fresh state, created sharded: no parameter is ever whole on one device. The same for every mesh.
+
+        Random bits are threefry's, whatever jax's default: other generators give other bits to other shardings.
+        """
+        return self._init(jax.random.key(seed, impl=_GENERATOR))
 
     @cached_property
     def _init(self) -> Any:

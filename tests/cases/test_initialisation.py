@@ -62,3 +62,12 @@ def test_initial_values_are_bitwise_equal_on_six_meshes():
         assert found.keys() == expected.keys()
         different = [path for path, x in expected.items() if not np.array_equal(found[path], x)]
         assert not different, (mesh, zero)
+
+
+@pytest.mark.parametrize("generator", ["rbg", "unsafe_rbg"])
+def test_initial_values_do_not_depend_on_the_generator_that_jax_is_set_to(generator):
+    """Otherwise a generator whose bits follow the sharding gets in behind the user's back."""
+    expected = initial(TOY.build, "data=1")
+    with jax.default_prng_impl(generator):
+        values = initial(TOY.build, "data=4,tensor=2", zero=3)
+    assert all(np.array_equal(values[path], x) for path, x in expected.items())
