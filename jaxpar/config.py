@@ -15,8 +15,9 @@ from jaxpar.training.trainer import TrainerConfig
 
 FILE = "config.json"
 
-# What may change while the data goes on from its position; its fingerprint guards the rest of `data.paths`.
-_DATA_MAY_CHANGE = ("data.rows", "data.eval_rows", "data.paths")
+# What may change while the data goes on from its position, in each part of a mixture too; the fingerprint of its
+# rows guards the rest of the paths.
+_DATA_MAY_CHANGE = ("rows", "eval_rows", "paths", "directory")
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,7 @@ def parse[C: RunConfig](default: C, arguments: Sequence[str], program: str) -> t
 
 def default_directory(config: RunConfig, script: RunConfig) -> Path:
     """`runs/<name>`, and another one for data that is not the script's: those runs cannot continue each other."""
-    changed = [c for c in changes(script.to_dict(), config.to_dict()) if c.key.startswith("data.")]
-    parts = [config.name, *(c.label for c in changed if c.key not in _DATA_MAY_CHANGE)]
+    parts = [config.name, *(c.label for c in changes(script.to_dict(), config.to_dict()) if c.other_data)]
     return Path("runs") / "-".join(parts)
 
 
@@ -116,7 +116,12 @@ class Change:
     @property
     def breaks(self) -> bool:
         """Whether a run cannot go on with it: other parameters, or other rows."""
-        return self.key.startswith("model.") or (self.key.startswith("data.") and self.key not in _DATA_MAY_CHANGE)
+        return self.key.startswith("model.") or self.other_data
+
+    @property
+    def other_data(self) -> bool:
+        """Whether the rows are others, or come in another order."""
+        return self.key.startswith("data.") and self.key.rpartition(".")[2] not in _DATA_MAY_CHANGE
 
     def __str__(self) -> str:
         return f"{self.key}: {self.before!r} then, {self.now!r} now"

@@ -111,7 +111,7 @@ class _Experiment:
     def _train(self, run: Run, state: TrainState, data: Any, dataset: Any, checkpoints: Checkpoints) -> int:
         trainer, bigram = self.config.trainer, dataset.bigram_entropy
         callbacks: list[Callback] = [
-            Evaluate(dataset.evaluation, trainer.evaluate_every),
+            Evaluate(dataset.evaluations, trainer.evaluate_every),
             *([Guard(trainer.guard_every)] if trainer.guard_every else []),  # before what it guards is saved
             Checkpoint(checkpoints, trainer.checkpoint_every),
         ]
@@ -123,7 +123,8 @@ class _Experiment:
             _say(f"stopped at step {outcome.step} of {trainer.steps}, saved; the same command goes on from there")
             return 128 + outcome.signal
         last = [r["validation_loss"] for r in read_records(self.directory) if "validation_loss" in r][-1]
-        _say(f"done: validation loss {last:.4f}, bigram entropy {bigram:.4f} nats per token; see {self.directory}/")
+        beside = "" if bigram is None else f", bigram entropy {bigram:.4f}"
+        _say(f"done: validation loss {last:.4f}{beside} nats per token; see {self.directory}/")
         return 0
 
 
