@@ -20,6 +20,7 @@ from jaxpar.plan import Plan, Zero
 from jaxpar.program import Program
 from jaxpar.run import Run
 from jaxpar.state import TrainState
+from jaxpar.training.per_layer import per_layer
 
 __all__ = [
     "TOKENS",
@@ -45,6 +46,7 @@ __all__ = [
     "make_mesh",
     "mesh",
     "named",
+    "per_layer",
     "simulate",
     "stack",
     "testing",

@@ -93,5 +93,5 @@ def _problem(path: tuple[Any, ...], leaf: Any, placements: Mapping[str, Placemen
     return (
         f"optimizer state {name}: {leaf.dtype}{list(leaf.shape)} follows no parameter and would be whole on every "
         f"device ({follows}); keep state in trees like the parameters, of their dims or some of them, and wrap what "
-        f"takes statistics of one array in jaxpar.per_layer(...), so that the layers of a stack stay apart"
+        f"takes statistics of one array in jaxpar.per_layer, so that the layers of a stack stay apart"
     )

@@ -30,6 +30,7 @@ class Program:
       build: `build(rngs) -> nnx.Module` that follows `jaxpar.model.Model`.
       optimizer: any optax transformation. It sees flat dicts `path -> array` of logical sizes, a stack's parameters as
         `[virtual stage, stage, layer, *dims]`, and the true global gradients, so that norms and clipping are right.
+        One that looks at an array as a whole, such as adafactor, sees a whole stack in it: `jaxpar.per_layer`.
       plan: how it is spread.
       batch_axes: for each array of a batch, `"rows"`, `"positions"` or None for each dim.
     """

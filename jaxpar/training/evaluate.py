@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
+from jaxpar.state import TrainState
+from jaxpar.training.average import to_averaged
 from jaxpar.training.callbacks import Callback, Loop, Record
 
 Sets = Mapping[str, Iterable[Mapping[str, np.ndarray]]]
@@ -15,13 +17,18 @@ class Evaluate(Callback):
 
     `validation_loss`, and for a model with the term `cross_entropy` also `perplexity`, and `bits_per_byte` for a set
     that knows its `bytes_per_target`, are those of the first set. With several sets each has them under
-    `validation_loss/<name>` and so on as well.
+    `validation_loss/<name>` and so on as well. Where the optimizer keeps an average of the parameters, it is what is
+    evaluated.
     """
 
     def __init__(self, sets: Callable[[], Sets], every: int):
         """`sets()`: this process's batches of each set by name, from the first batch on."""
         self._sets, self._every = sets, every
         self._last = -1
+        self._averaged: Callable[[TrainState], TrainState] = lambda state: state
+
+    def on_start(self, loop: Loop) -> None:
+        self._averaged = to_averaged(loop.run)
 
     def on_step(self, loop: Loop) -> None:
         if loop.step % self._every == 0:
@@ -35,9 +42,9 @@ class Evaluate(Callback):
         loop.settle()
         self._last = loop.step
         record: dict[str, float] = {}
-        sets = self._sets()
+        sets, state = self._sets(), self._averaged(loop.state)
         for name, batches in sets.items():
-            totals = loop.run.evaluate(loop.state, batches)
+            totals = loop.run.evaluate(state, batches)
             numbers = metrics(totals, getattr(batches, "bytes_per_target", None))
             if not record:
                 record |= numbers
