@@ -26,7 +26,8 @@ from jaxpar.training.evaluate import Evaluate
 from jaxpar.training.guard import Guard
 from jaxpar.training.meter import Known
 from jaxpar.training.metrics_log import MetricsLog, read_records
-from jaxpar.training.plot import LossPlot
+from jaxpar.training.plot import Plots
+from jaxpar.training.program_file import ProgramFile
 from jaxpar.training.progress import ProgressLog
 from jaxpar.training.save import Checkpoint
 from jaxpar.training.table import sharding_table
@@ -116,8 +117,8 @@ class _Experiment:
             Checkpoint(checkpoints, trainer.checkpoint_every),
         ]
         if jax.process_index() == 0:
-            logs = [MetricsLog(self.directory), LossPlot(self.directory, bigram), ProgressLog(bigram)]
-            callbacks += [*logs, *self.more_callbacks(self.directory)]
+            files = [MetricsLog(self.directory), ProgramFile(self.directory, bigram), Plots(self.directory, bigram)]
+            callbacks += [*files, ProgressLog(bigram), *self.more_callbacks(self.directory)]
         outcome = train(run, state, data, trainer.steps, callbacks, trainer.max_skips, self._known())
         if outcome.signal is not None:
             _say(f"stopped at step {outcome.step} of {trainer.steps}, saved; the same command goes on from there")

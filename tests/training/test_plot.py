@@ -2,7 +2,9 @@
 
 import json
 
-from jaxpar.training.plot import LossPlot, draw_losses
+import pytest
+
+from jaxpar.training.plot import Plots, draw_curve, draw_losses, draw_memory
 from tests.training.fakes import make_loop
 
 
@@ -19,9 +21,28 @@ def test_a_run_without_records_draws_nothing_and_does_not_fail():
     assert not list(draw_losses([], None).axes[0].lines)
 
 
-def test_the_file_is_a_whole_picture(tmp_path):
+def test_the_files_are_whole_pictures(tmp_path):
     """Otherwise nobody would see a loss curve."""
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": 3.0}) + "\n")
-    LossPlot(tmp_path).on_end(make_loop())
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert [path.name for path in tmp_path.glob("*.png")] == ["loss.png"]
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": 3.0, "tokens_per_second": 9.0}) + "\n")
+    (tmp_path / "program.json").write_text(json.dumps({"memory": MEMORY}))
+    Plots(tmp_path).on_end(make_loop())
+    assert sorted(path.name for path in tmp_path.glob("*.png")) == ["loss.png", "memory.png", "speed.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
+
+
+MEMORY = {"parameters": 2**20, "optimizer state": 2**21, "batch": 0, "temporaries": 2**22}
+
+
+def test_the_parts_of_the_memory_stand_side_by_side_and_none_hides_another():
+    """Otherwise the bar would show the largest kind alone."""
+    (axes,) = draw_memory(MEMORY).axes
+    ends = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
+    assert ends == [(0, 1), (1, 3), (3, 3), (3, 7)]
+
+
+@pytest.mark.parametrize("count", [10, 100_000])
+def test_a_long_run_is_drawn_with_as_many_points_as_a_screen_has(count):
+    """Otherwise the page of a long run would be megabytes of points that lie on each other."""
+    records = [{"step": i, "tokens_per_second": 1.0} for i in range(count)]
+    (line,) = draw_curve(records, "tokens_per_second", "tokens/s").axes[0].lines
+    assert len(line.get_xdata()) == min(count, 1493)
