@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from jaxpar.cli.check import check
 from jaxpar.cli.friendly import friendly_errors
+from jaxpar.cli.generate import generate_command
 from jaxpar.cli.report import report
 from jaxpar.cli.tokenize import tokenize_command
 from jaxpar.errors import ConfigError
@@ -39,6 +40,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (train, "run an experiment's script, with overrides"),
     "check": (check, "compare a model on meshes with the model on one device"),
     "report": (report, "make one HTML page of a run"),
+    "generate": (generate_command, "continue a prompt with the model of a run"),
     "tokenize": (tokenize_command, "write text as token ids, for corpora larger than memory"),
 }
 

@@ -18,6 +18,7 @@ from jaxpar.errors import ModelError
 from jaxpar.model import Context
 from jaxpar.parallel.attention import blockwise_attention
 from jaxpar.plan import Plan
+from jaxpar.training.average import to_averaged
 from jaxpar.training.callbacks import Callback, Loop
 from jaxpar.training.kv_cache import Recall, Remember
 
@@ -126,7 +127,7 @@ class Sample(Callback):
     def on_end(self, loop: Loop) -> None:
         if not loop.finished or jax.process_count() > 1:
             return
-        model = loop.run.model(loop.state)
+        model = loop.run.model(to_averaged(loop.run)(loop.state))
         graphdef, state = nnx.split(model)
         local = nnx.merge(graphdef, jax.device_put(jax.device_get(state), loop.run.mesh.devices.flat[0]))
         tokens = generate(
