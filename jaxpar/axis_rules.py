@@ -8,6 +8,9 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpar.mesh import AXES
 
+# The positions of a normed activation: over `tensor` when norms are sequence-sharded.
+NORM_POSITIONS = "norm_positions"
+
 # What each logical name of a parameter's dim means for the mesh. None: not split by a rule (ZeRO may still).
 DEFAULT_RULES: Mapping[str, str | None] = {
     "vocab": "tensor",

@@ -16,7 +16,7 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Float, Int
 
-from jaxpar.axis_rules import AxisRules
+from jaxpar.axis_rules import NORM_POSITIONS, AxisRules
 from jaxpar.collectives import axis_size, constrain
 from jaxpar.dropout import keep_mask
 
@@ -114,6 +114,11 @@ class Context:
     def at_depth(self, depth: Int[Array, ""] | int) -> "Context":
         """The context of one layer; its calls of `dropout` are counted from zero."""
         return replace(self, depth=jax.numpy.asarray(depth, "int32"), sites=itertools.count())
+
+    @property
+    def splits_positions(self) -> bool:
+        """Whether activations between matmuls hold only part of the positions: sequence-sharded norms."""
+        return self.rules.axes.get(NORM_POSITIONS) == "tensor"
 
     def attend(
         self,

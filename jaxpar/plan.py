@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 
-from jaxpar.axis_rules import DEFAULT_RULES, AxisRules
+from jaxpar.axis_rules import DEFAULT_RULES, NORM_POSITIONS, AxisRules
 from jaxpar.errors import PlanError
 from jaxpar.mesh import MeshShape
 
@@ -15,9 +15,6 @@ Remat = Literal["none", "dots", "full"]
 
 # Axes that a mesh already has and no strategy uses yet.
 _SIZE_ONE_AXES = ("pipe", "seq", "expert")
-
-# The logical name of the positions of a normed activation: over `tensor` when norms are sequence-sharded.
-NORM_POSITIONS = "norm_positions"
 
 
 @dataclass(frozen=True)

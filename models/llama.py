@@ -108,8 +108,12 @@ class MLP(nnx.Module):
         self.down = Projection(mlp, embed, bias=config.mlp_bias, rngs=rngs)
 
     def __call__(self, x_BTD: Float[Array, "b t d"], ctx: jaxpar.Context) -> Float[Array, "b t d"]:
-        hidden_BTF = nnx.silu(self.gate(x_BTD)) * self.up(x_BTD)
-        return self.down(ctx.constrain(hidden_BTF, None, None, "mlp"))
+        # Rows and positions as one dim: XLA for CPU is slow at the gradients of matrix products over two.
+        # Positions that are split stay a dim of their own, or XLA would gather them.
+        x = x_BTD if ctx.splits_positions else x_BTD.reshape(-1, x_BTD.shape[-1])
+        hidden = nnx.silu(self.gate(x)) * self.up(x)
+        hidden = ctx.constrain(hidden, *(None,) * (x.ndim - 1), "mlp")
+        return self.down(hidden).reshape(x_BTD.shape)
 
 
 class Block(nnx.Module):
