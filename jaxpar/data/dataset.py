@@ -59,7 +59,8 @@ class EvaluationSet:
     limit: int | None = None  # so many rows, spread evenly over all of them
     bytes_per_target: float | None = None  # of the text, over all rows; None where there is no text
 
-    def __len__(self) -> int:
+    @property
+    def num_rows(self) -> int:
         """The rows that are evaluated, on all processes together."""
         return len(self._numbers)
 
@@ -122,12 +123,12 @@ def describe_sides(
     """Three lines: documents and rows of each side, and what is on neither. `rows`: of a step."""
     evaluation = held_out[1]
     left_out = list(left_out)
-    if unscored := len(evaluation.rows) - len(evaluation):
+    if unscored := len(evaluation.rows) - evaluation.num_rows:
         left_out.append(f"{unscored:,} held-out rows by eval_rows={evaluation.limit:,}")
     steps = len(train[1]) / rows
     return (
         f"train:    {train[0]}, {_rows(train[1])}, {steps:,.1f} steps an epoch\n"
-        f"held out: {held_out[0]}, {_rows(evaluation.rows)}, {len(evaluation):,} evaluated\n"
+        f"held out: {held_out[0]}, {_rows(evaluation.rows)}, {evaluation.num_rows:,} evaluated\n"
         f"left out: {', '.join(left_out) or 'nothing'}"
     )
 

@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxpar.config import RunConfig, changes, parse
 from jaxpar.data.iterator import RowIterator
 from jaxpar.data.mixture import MixedRows, MixtureData, turn, whole_numbers
 from jaxpar.data.packing import pack
 from jaxpar.data.synthetic import SyntheticData
 from jaxpar.data.text import TextData
 from jaxpar.errors import ConfigError, DataError
+from models.llama import LlamaConfig
 
 LENGTH, BATCH = 12, 4
 WEIGHTS = st.lists(st.integers(1, 30), min_size=1, max_size=6)
@@ -109,6 +111,25 @@ def test_a_state_of_other_weights_or_parts_is_refused():
     for other in (MixedRows(rows.parts, (5, 3, 3)), MixedRows(rows.parts[::-1], rows.weights)):
         with pytest.raises(DataError, match="belongs to other rows"):
             iterator(other).set_state(state)
+
+
+def test_another_seed_gives_another_order_in_the_same_shares():
+    """Otherwise runs that are to differ by their seed would see the same rows."""
+    one, other = (take([iterator(seed=seed)], 20) for seed in (7, 8))
+    assert one != other
+    assert [token // 1000 for token in one] == [token // 1000 for token in other]
+
+
+def test_a_command_line_reaches_the_parts_and_their_size_may_change():
+    """Otherwise a script would have to be edited for another mixture, or a smaller evaluation end a run."""
+    data = MixtureData({"a": synthetic(), "b": synthetic()}, {"a": 1.0, "b": 2.0}, rows=BATCH)
+    script = RunConfig(name="mix", model=LlamaConfig(257, 1, 16, 2, 1, 8, 16), data=data)
+    line = ["--data.parts.a.eval-rows", "9", "--data.weights.b", "3", "--data.rows", "8"]
+    found = parse(script, line, "script.py")[0]
+    assert found.data.parts == {"a": synthetic(eval_rows=9), "b": synthetic()}
+    assert (found.data.weights, found.data.rows) == ({"a": 1.0, "b": 3.0}, 8)
+    changed = {c.key: c.breaks for c in changes(script.to_dict(), found.to_dict())}
+    assert changed == {"data.parts.a.eval_rows": False, "data.weights.b": True, "data.rows": False}
 
 
 def test_a_mixture_of_mixtures_keeps_the_shares():
