@@ -11,6 +11,8 @@ import tyro
 from jaxpar.errors import ConfigError
 from jaxpar.plan import Plan
 from jaxpar.training.optimizer import OptimizerConfig
+from jaxpar.training.profile import ProfiledSteps
+from jaxpar.training.tracking import Service
 from jaxpar.training.trainer import TrainerConfig
 
 FILE = "config.json"
@@ -55,6 +57,8 @@ class Start:
       dry_run: show where every parameter lies, and memory and FLOPs of the compiled step; train nothing.
       simulate: so many simulated CPU devices in place of those of this machine.
       compile_cache: keep compiled programs in `.cache` beside the run's folder, for the next start.
+      profile: trace these steps of the run, first and last, into its folder: `10:13`.
+      track: log the run's numbers to this service as well.
     """
 
     directory: Path | None = None
@@ -62,8 +66,12 @@ class Start:
     dry_run: bool = False
     simulate: int | None = None
     compile_cache: bool = True
+    profile: str | None = None
+    track: Service | None = None
 
     def __post_init__(self) -> None:
+        if self.profile is not None:
+            ProfiledSteps.parse(self.profile)
         if self.simulate is not None and self.simulate < 1:
             raise ConfigError(f"simulate={self.simulate}: give 1 or more simulated devices")
 

@@ -26,6 +26,8 @@ def test_a_command_line_overrides_every_part():
     assert config.model == replace(CONFIG.model, embed_dim=32)
     assert config.trainer == replace(CONFIG.trainer, steps=20)
     assert start == Start(simulate=8, resume=False, dry_run=True)
+    _, start = parse(CONFIG, ["--profile", "10:13", "--track", "trackio", "--no-compile-cache"], "script.py")
+    assert start == Start(profile="10:13", track="trackio", compile_cache=False)
     assert parse(CONFIG, [], "script.py") == (CONFIG, Start())
 
 
@@ -36,6 +38,7 @@ def test_a_command_line_overrides_every_part():
         ("--trainer.steps many", "--trainer.steps"),
         ("--plan.zero 7", "zero=7: needs 0, 1, 2 or 3"),
         ("--data.rows 0", "rows must be at least 1"),
+        ("--track wandbb", "wandb"),
     ],
 )
 def test_a_wrong_key_or_value_ends_with_a_message_that_names_it(line, message, capsys):
@@ -51,6 +54,12 @@ def test_no_simulated_devices_are_refused():
     """Otherwise 0 would mean the real ones to some and an error deep inside jax to others."""
     with pytest.raises(ConfigError, match="simulate=0: give 1 or more"):
         parse(CONFIG, ["--simulate", "0"], "script.py")
+
+
+def test_steps_to_profile_are_checked_before_the_run():
+    """Otherwise a typo would show when the data is read and the model made."""
+    with pytest.raises(ConfigError, match="needs FIRST:LAST"):
+        parse(CONFIG, ["--profile", "13:10"], "script.py")
 
 
 def test_other_data_has_another_folder_and_another_batch_size_has_not():

@@ -21,16 +21,20 @@ from jaxpar.run import Run
 from jaxpar.self_check import self_check
 from jaxpar.state import TrainState
 from jaxpar.structure import inspect_model
+from jaxpar.training.best import KeepBest
 from jaxpar.training.callbacks import Callback
 from jaxpar.training.evaluate import Evaluate
 from jaxpar.training.guard import Guard
 from jaxpar.training.meter import Known
 from jaxpar.training.metrics_log import MetricsLog, read_records
 from jaxpar.training.plot import Plots
+from jaxpar.training.profile import Profile, ProfiledSteps
 from jaxpar.training.program_file import ProgramFile
 from jaxpar.training.progress import ProgressLog
 from jaxpar.training.save import Checkpoint
+from jaxpar.training.stragglers import Stragglers
 from jaxpar.training.table import sharding_table
+from jaxpar.training.tracking import Tracking
 from jaxpar.training.trainer import compile_step, train
 
 MoreCallbacks = Callable[[Path], Sequence[Callback]]
@@ -115,10 +119,12 @@ class _Experiment:
             Evaluate(dataset.evaluations, trainer.evaluate_every),
             *([Guard(trainer.guard_every)] if trainer.guard_every else []),  # before what it guards is saved
             Checkpoint(checkpoints, trainer.checkpoint_every),
+            *([KeepBest(self.directory / "best")] if trainer.keep_best else []),
+            *([Stragglers(say=_say)] if jax.process_count() > 1 else []),
         ]
         if jax.process_index() == 0:
             files = [MetricsLog(self.directory), ProgramFile(self.directory, bigram), Plots(self.directory, bigram)]
-            callbacks += [*files, ProgressLog(bigram), *self.more_callbacks(self.directory)]
+            callbacks += [*files, ProgressLog(bigram), *self._asked_for(), *self.more_callbacks(self.directory)]
         outcome = train(run, state, data, trainer.steps, callbacks, trainer.max_skips, self._known())
         if outcome.signal is not None:
             _say(f"stopped at step {outcome.step} of {trainer.steps}, saved; the same command goes on from there")
@@ -127,6 +133,15 @@ class _Experiment:
         beside = "" if bigram is None else f", bigram entropy {bigram:.4f}"
         _say(f"done: validation loss {last:.4f}{beside} nats per token; see {self.directory}/")
         return 0
+
+    def _asked_for(self) -> list[Callback]:
+        """What a start may have beside the usual hooks."""
+        found: list[Callback] = []
+        if self.start.profile is not None:
+            found.append(Profile(self.directory, ProfiledSteps.parse(self.start.profile), _say))
+        if self.start.track is not None:
+            found.append(Tracking(self.start.track, self.directory, self.config.name, self.config.to_dict()))
+        return found
 
 
 def _dry_run(run: Run, dataset: Any) -> int:

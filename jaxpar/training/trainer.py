@@ -26,6 +26,7 @@ class TrainerConfig:
       evaluate_every: steps between evaluations; there is always one at the end.
       checkpoint_every: steps between checkpoints; there is always one at the end.
       keep_checkpoints: how many stay on disk.
+      keep_best: one more, that of the lowest validation loss, in the folder `best`.
       guard_every: steps between comparisons of replicas, bit for bit (see `Guard`); 0: never.
       max_skips: steps in a row that may be skipped because their loss or gradient is not finite.
       seed: of the parameters and of dropout.
@@ -35,6 +36,7 @@ class TrainerConfig:
     evaluate_every: int = 100
     checkpoint_every: int = 100
     keep_checkpoints: int = 3
+    keep_best: bool = False
     guard_every: int = 100
     max_skips: int = 20
     seed: int = 0
