@@ -25,7 +25,7 @@ def keep_mask(
     features = math.prod(shape[leading:])
     counter = jax.lax.iota(jnp.uint32, features).reshape((1,) * leading + shape[leading:])
     words = words.reshape(words.shape + (1,) * (len(shape) - leading))
-    bits = _mix(words ^ (counter * jnp.uint32(0x9E3779B9)))
+    bits = mix(words ^ (counter * jnp.uint32(0x9E3779B9)))
     return bits >= jnp.uint32(min(int(rate * 2**32), 2**32 - 1))
 
 
@@ -33,7 +33,7 @@ def _fold(key: Array, data: Int[Array, " n"]) -> Array:
     return jax.vmap(lambda d: jax.random.fold_in(key, d))(data)
 
 
-def _mix(x: UInt32[Array, "*n"]) -> UInt32[Array, "*n"]:
+def mix(x: UInt32[Array, "*n"]) -> UInt32[Array, "*n"]:
     """The finalizer of MurmurHash3 (Appleby, 2011): every input bit flips every output bit about half the time."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)

@@ -37,7 +37,9 @@ class Plan:
       microbatches: per step and replica; the rows of a step are worked through in this many parts.
       sequence_sharded_norms: norms and residuals between tensor-parallel matmuls hold 1/tensor of the positions
         (Korthikanti et al., 2022).
-      precision: dtype of the layers' compute; parameters, gradients and optimizer state stay float32.
+      precision: dtype of the layers' compute; gradients are summed in float32 whatever it is.
+      param_dtype: what parameters are stored in between steps. Under bfloat16 use an optimizer that does not round
+        small updates away: `OptimizerConfig.low_precision`, or the wrappers of `jaxpar.training.low_precision`.
       remat: what a layer saves for its backward: `none` recomputes nothing, `dots` keeps matmul results, `full` keeps
         the layer's input alone.
     """
@@ -48,6 +50,7 @@ class Plan:
     microbatches: int = 1
     sequence_sharded_norms: bool = False
     precision: Precision = "float32"
+    param_dtype: Precision = "float32"
     remat: Remat = "none"
 
     def __post_init__(self) -> None:
@@ -68,6 +71,7 @@ class Plan:
             found.append(f"microbatches={self.microbatches!r}: needs a whole number from 1 on")
         for name, value, legal in (
             ("precision", self.precision, get_args(Precision)),
+            ("param_dtype", self.param_dtype, get_args(Precision)),
             ("remat", self.remat, get_args(Remat)),
         ):
             if value not in legal:

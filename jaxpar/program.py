@@ -17,7 +17,7 @@ from jaxpar.mesh import make_mesh
 from jaxpar.placement import placement_problems
 from jaxpar.plan import Plan
 from jaxpar.run import Run
-from jaxpar.structure import Build, Structure, inspect_model
+from jaxpar.structure import Build, Structure, inspect_model, stored_as
 
 Shapes = dict[str, jax.ShapeDtypeStruct]
 
@@ -42,7 +42,12 @@ class Program:
 
     @cached_property
     def structure(self) -> Structure:
-        return inspect_model(self.build)
+        return inspect_model(self._stored)
+
+    @property
+    def _stored(self) -> Build:
+        dtype = self.plan.param_dtype
+        return self.build if dtype == "float32" else stored_as(self.build, dtype)
 
     def validate(self, shapes: Shapes | None = None, devices: int | None = None) -> None:
         """Raises one `PlanError` that lists every problem, before anything compiles.
@@ -72,7 +77,7 @@ class Program:
         if devices_per_node is None:
             devices_per_node = min(Counter(d.process_index for d in devices).values())
         mesh = make_mesh(plan.shape, devices, plan.replicas(devices_per_node))
-        return Run(self.build, self.structure, self.optimizer, plan, self.batch_axes, mesh)
+        return Run(self._stored, self.structure, self.optimizer, plan, self.batch_axes, mesh)
 
     def compile(self, cluster: str | Cluster, shapes: Shapes) -> StepReport:
         """Compiles the real step for devices that need not be there, e.g. `"4x8xh100"`, and reads the program.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
@@ -119,6 +120,26 @@ def rebuild(build: Build, params: Params) -> nnx.Module:
     jax.eval_shape(trace, jax.random.key(0))
     stacks = {s.name for s in inspect_model(build).stacks}
     return merge(found[0], {_inside_stack(path, stacks): value for path, value in params.items()})
+
+
+def stored_as(build: Build, dtype: Any) -> Build:
+    """The same model with float parameters in `dtype`; drawn in the model's own, so that only their rounding differs.
+
+    Parameters that the model itself keeps in fewer bits stay as they are.
+    """
+
+    def cast(rngs: nnx.Rngs) -> nnx.Module:
+        model = _call(build, rngs)
+        parts: Any = nnx.split(model, nnx.Param, ...)
+        graphdef, params, rest = parts
+        return nnx.merge(graphdef, jax.tree.map(lambda x: _narrowed(x, jnp.dtype(dtype)), params), rest)
+
+    return cast
+
+
+def _narrowed(x: Array, dtype: Any) -> Array:
+    narrower = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize > dtype.itemsize
+    return x.astype(dtype) if narrower else x
 
 
 def _inside_stack(path: str, stacks: set[str]) -> str:

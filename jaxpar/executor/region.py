@@ -134,8 +134,9 @@ class Region:
         return {path: p for path, p in self.placements.items() if p.info.stack is None}
 
     def _executor(self, params: Params) -> Executor:
-        # In their own dtype: a bfloat16 head would round the gradient of its weights before it is summed.
+        # In float32: a bfloat16 head would round the gradient of its weights before it is summed.
         outer = zero.fetch({path: params[path] for path in self._outer}, self._outer)
+        outer = jax.tree.map(_at_least_float32, outer)
         loops, depth = {}, 0
         for stack in self.structure.stacks:
             placements = {path: self.placements[path] for path in self.structure.stack_params(stack)}
@@ -174,6 +175,10 @@ class Region:
             rules=self.plan.rules,
             sites=itertools.count(),
         )
+
+
+def _at_least_float32(x: Array) -> Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32)) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 def _attend(q: Array, k: Array, v: Array, *, segments: Array | None, causal: bool) -> Array:

@@ -62,7 +62,8 @@ class Difference:
 
 def one_device(program: Program) -> Program:
     """The same program on one device, in one microbatch."""
-    return replace(program, plan=Plan(mesh="data=1", precision=program.plan.precision))
+    plan = Plan(mesh="data=1", precision=program.plan.precision, param_dtype=program.plan.param_dtype)
+    return replace(program, plan=plan)
 
 
 def compare(

@@ -12,11 +12,13 @@ from jaxpar.errors import ConfigError
 from jaxpar.structure import ParamInfo
 from jaxpar.training.average import parameter_average
 from jaxpar.training.groups import ParameterGroup, Settings, settings
+from jaxpar.training.low_precision import float32_master, stochastic_rounding
 from jaxpar.training.muon import muon
 from jaxpar.training.per_layer import per_layer
 from jaxpar.training.per_parameter import decayed, scaled
 from jaxpar.training.schedule import Schedule, share
 
+LowPrecision = Literal["master", "stochastic"]
 Name = Literal["adamw", "lion", "adafactor", "sgd", "muon", "schedule_free"]
 
 
@@ -40,6 +42,8 @@ class OptimizerConfig:
       clip_norm: the largest global norm of a gradient.
       min_dim_to_factor: adafactor keeps a whole second moment for parameters whose second largest dim is smaller.
       groups: other settings for parameters by their paths.
+      low_precision: how parameters of fewer than 32 bits are updated (`Plan.param_dtype`): `master` keeps float32
+        copies, `stochastic` rounds bfloat16 at random; see `jaxpar.training.low_precision`.
       average: decay of an exponential moving average of the parameters, with which a run is evaluated; 0: none.
     """
 
@@ -55,6 +59,7 @@ class OptimizerConfig:
     clip_norm: float = 1.0
     min_dim_to_factor: int = 128
     groups: tuple[ParameterGroup, ...] = ()
+    low_precision: LowPrecision = "master"
     average: float = 0.0
 
     def __post_init__(self) -> None:
@@ -70,6 +75,10 @@ class OptimizerConfig:
             "weight_decay": (self.weight_decay >= 0, "0 or more"),
             "clip_norm": (self.clip_norm > 0, "more than 0"),
             "min_dim_to_factor": (self.min_dim_to_factor >= 1, "1 or more"),
+            "low_precision": (
+                self.low_precision in get_args(LowPrecision),
+                f"one of {', '.join(get_args(LowPrecision))}",
+            ),
             "average": (0 <= self.average < 1, "from 0 to below 1"),
         }
         if self.name == "schedule_free":
@@ -113,7 +122,8 @@ class OptimizerConfig:
             # It counts from 1 where all others count from 0.
             step = optax.contrib.schedule_free(step, lambda count: self.rate(count - 1, steps), b1=self.b1)
         average = [parameter_average(self.average)] if self.average else []
-        return optax.chain(optax.clip_by_global_norm(self.clip_norm), step, *average)
+        exact = optax.chain(optax.clip_by_global_norm(self.clip_norm), step, *average)
+        return float32_master(exact) if self.low_precision == "master" else stochastic_rounding(exact)
 
     def _direction(self, params: Mapping[str, ParamInfo]) -> optax.GradientTransformation:
         """The update before decay and learning rate."""

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from optax.contrib import schedule_free_eval_params
+from optax.contrib import ScheduleFreeState, schedule_free_eval_params
 
 from jaxpar.errors import ConfigError
 from jaxpar.structure import inspect_model
@@ -66,10 +66,15 @@ def test_schedule_free_is_evaluated_at_its_own_average():
     """Otherwise it is evaluated where gradients are taken, which is worse."""
     run, state, values = trained(replace(SGD, name="schedule_free"), 3)
     found = logical(run, to_averaged(run)(state))
-    (node,) = [n for n in run.to_logical(state).opt_state if hasattr(n, "z")]
+    opt_state = run.to_logical(state).opt_state
+    (node,) = [n for n in jax.tree.leaves(opt_state, is_leaf=is_schedule_free) if is_schedule_free(n)]
     want = schedule_free_eval_params(jax.device_get(node), values[-1])
     for path in PARAMS:
         np.testing.assert_allclose(found[path], want[path], rtol=1e-5, atol=1e-6, err_msg=path)
+
+
+def is_schedule_free(node) -> bool:
+    return isinstance(node, ScheduleFreeState)
 
 
 def test_a_run_is_evaluated_with_its_average():
