@@ -14,7 +14,7 @@ from jaxpar.errors import (
 )
 from jaxpar.mesh import make_mesh, simulate
 from jaxpar.model import Context, Stack, Term, named, stack
-from jaxpar.parallel.cross_entropy import cross_entropy
+from jaxpar.parallel.cross_entropy import cross_entropy, cross_entropy_and_z_loss
 from jaxpar.parallel.embedding import embedding_lookup
 from jaxpar.plan import Plan, Zero
 from jaxpar.program import Program
@@ -41,6 +41,7 @@ __all__ = [
     "TrainState",
     "Zero",
     "cross_entropy",
+    "cross_entropy_and_z_loss",
     "embedding_lookup",
     "errors",
     "make_mesh",

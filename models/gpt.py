@@ -12,9 +12,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 import jaxpar
-from jaxpar.parallel.cross_entropy import cross_entropy_and_z_loss
-from models.layers import LayerNorm, normed, residual
-from models.llama import Projection
+from models.layers import LayerNorm, Projection, normed, residual
 
 _embedding = nnx.initializers.normal(stddev=0.02)
 
@@ -133,7 +131,7 @@ class GPT(nnx.Module):
         args = (normed(self.norm, x_BTD, ctx), self.embedding[...], batch["targets"], batch["weights"])
         if self.config.z_loss_coef == 0.0:
             return {"cross_entropy": jaxpar.cross_entropy(*args, label_smoothing=smoothing)}
-        total, z_loss = cross_entropy_and_z_loss(*args, label_smoothing=smoothing)
+        total, z_loss = jaxpar.cross_entropy_and_z_loss(*args, label_smoothing=smoothing)
         return {"cross_entropy": total, "z_loss": z_loss}
 
     def terms(self, batch: dict[str, Array]) -> dict[str, jaxpar.Term]:

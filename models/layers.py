@@ -1,4 +1,4 @@
-"""Layers that models share: norms and rotary positions. Single-device code with logical names."""
+"""Layers that models share: projections, norms and rotary positions. Single-device code with logical names."""
 
 from dataclasses import dataclass
 
@@ -9,6 +9,30 @@ from jax import Array, lax
 from jaxtyping import Float, Int
 
 import jaxpar
+
+_fan_in = nnx.initializers.variance_scaling(1.0, "fan_in", "normal")
+
+
+class Projection(nnx.Module):
+    """A linear map between groups of dims, e.g. embed -> (heads, head_dim), each with its logical name."""
+
+    def __init__(self, ins: dict[str, int], outs: dict[str, int], *, bias: bool, rngs: nnx.Rngs):
+        rows, columns = int(np.prod(list(ins.values()))), int(np.prod(list(outs.values())))
+        shape, names = (*ins.values(), *outs.values()), (*ins, *outs)
+
+        def init(key: Array, shape: tuple[int, ...], dtype: type) -> Array:
+            # Fan-in counts every input dim, so the matrix is drawn flat.
+            return _fan_in(key, (rows, columns), dtype).reshape(shape)
+
+        self.kernel = nnx.Param(jaxpar.named(init, *names)(rngs.params(), shape, jnp.float32))
+        zeros = jaxpar.named(nnx.initializers.zeros, *outs)
+        # In one assignment: Flax fixes by the first one whether an attribute holds data.
+        self.bias = nnx.Param(zeros(rngs.params(), tuple(outs.values()), jnp.float32)) if bias else None
+        self.contracted = len(ins)
+
+    def __call__(self, x: Array) -> Array:
+        y = jnp.tensordot(x, self.kernel[...], axes=self.contracted)
+        return y if self.bias is None else y + jnp.expand_dims(self.bias[...], tuple(range(y.ndim - self.bias.ndim)))
 
 
 class RMSNorm(nnx.Module):

@@ -12,9 +12,8 @@ from jax import Array
 from jaxtyping import Float, Int
 
 import jaxpar
-from models.layers import RMSNorm, RopeScaling, rope_frequencies, rotate
+from models.layers import Projection, RMSNorm, RopeScaling, normed, residual, rope_frequencies, rotate
 
-_fan_in = nnx.initializers.variance_scaling(1.0, "fan_in", "normal")
 _embedding = nnx.initializers.normal(stddev=0.02)
 
 
@@ -48,28 +47,6 @@ class LlamaConfig:
 
     def build(self, rngs: nnx.Rngs) -> "Llama":
         return Llama(self, rngs=rngs)
-
-
-class Projection(nnx.Module):
-    """A linear map between groups of dims, e.g. embed -> (heads, head_dim), each with its logical name."""
-
-    def __init__(self, ins: dict[str, int], outs: dict[str, int], *, bias: bool, rngs: nnx.Rngs):
-        rows, columns = int(np.prod(list(ins.values()))), int(np.prod(list(outs.values())))
-        shape, names = (*ins.values(), *outs.values()), (*ins, *outs)
-
-        def init(key: Array, shape: tuple[int, ...], dtype: type) -> Array:
-            # Fan-in counts every input dim, so the matrix is drawn flat.
-            return _fan_in(key, (rows, columns), dtype).reshape(shape)
-
-        self.kernel = nnx.Param(jaxpar.named(init, *names)(rngs.params(), shape, jnp.float32))
-        zeros = jaxpar.named(nnx.initializers.zeros, *outs)
-        # In one assignment: Flax fixes by the first one whether an attribute holds data.
-        self.bias = nnx.Param(zeros(rngs.params(), tuple(outs.values()), jnp.float32)) if bias else None
-        self.contracted = len(ins)
-
-    def __call__(self, x: Array) -> Array:
-        y = jnp.tensordot(x, self.kernel[...], axes=self.contracted)
-        return y if self.bias is None else y + jnp.expand_dims(self.bias[...], tuple(range(y.ndim - self.bias.ndim)))
 
 
 class Attention(nnx.Module):
@@ -124,8 +101,8 @@ class Block(nnx.Module):
         self.mlp = MLP(config, rngs=rngs)
 
     def __call__(self, x_BTD: Float[Array, "b t d"], ctx: jaxpar.Context) -> Float[Array, "b t d"]:
-        x_BTD = _residual(x_BTD + _residual(self.attention(_normed(self.attention_norm, x_BTD, ctx), ctx), ctx), ctx)
-        return _residual(x_BTD + _residual(self.mlp(_normed(self.mlp_norm, x_BTD, ctx), ctx), ctx), ctx)
+        x_BTD = residual(x_BTD + residual(self.attention(normed(self.attention_norm, x_BTD, ctx), ctx), ctx), ctx)
+        return residual(x_BTD + residual(self.mlp(normed(self.mlp_norm, x_BTD, ctx), ctx), ctx), ctx)
 
 
 class Llama(nnx.Module):
@@ -139,10 +116,10 @@ class Llama(nnx.Module):
         self.unembedding = None if config.tie_embeddings else nnx.Param(table(rngs.params(), shape, jnp.float32))
 
     def embed(self, batch: dict[str, Array], ctx: jaxpar.Context) -> Float[Array, "b t d"]:
-        return _residual(jaxpar.embedding_lookup(self.embedding[...], batch["tokens"]), ctx)
+        return residual(jaxpar.embedding_lookup(self.embedding[...], batch["tokens"]), ctx)
 
     def head(self, x_BTD: Float[Array, "b t d"], batch: dict[str, Array], ctx: jaxpar.Context) -> dict[str, Array]:
-        x_BTD = _normed(self.norm, x_BTD, ctx)
+        x_BTD = normed(self.norm, x_BTD, ctx)
         total = jaxpar.cross_entropy(x_BTD, self.table_VD, batch["targets"], batch["weights"])
         return {"cross_entropy": total}
 
@@ -157,12 +134,3 @@ class Llama(nnx.Module):
         """Float32 scores of every next token, on one device."""
         x_BTD = self.norm(self.blocks(self.embed({"tokens": tokens}, ctx), ctx))
         return jnp.einsum("btd,vd->btv", x_BTD, self.table_VD, preferred_element_type=jnp.float32)
-
-
-def _residual(x_BTD: Array, ctx: jaxpar.Context) -> Array:
-    return ctx.constrain(x_BTD, None, "norm_positions", None)
-
-
-def _normed(norm: RMSNorm, x_BTD: Array, ctx: jaxpar.Context) -> Array:
-    # With sequence-sharded norms this is where positions are gathered: once, for all matmuls that follow.
-    return ctx.constrain(_residual(norm(x_BTD), ctx), None, None, None)

@@ -100,7 +100,7 @@ class Executor:
         return {path: self.placements[path] for path in self.outer}
 
     def _embed(self, outer: Params, batch: Batch, ctx: Context) -> Any:
-        x = self.structure.outer(outer).embed(batch, ctx.at_depth(0))
+        x = self.structure.outer(outer).embed(batch, ctx.at_depth(-1))
         x = jax.tree.map(lambda a: a.astype(self.dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, x)
         return collectives.vary(x)
 

@@ -42,9 +42,11 @@ class Probes(nnx.Module):
 class Masks(nnx.Module):
     def __init__(self, *, rngs):
         self.blocks = jaxpar.stack(Probes, 3, rngs=rngs)
+        self.embedded = nnx.Param(jnp.zeros((1, *NUMBERS.shape)))
 
     def embed(self, batch, ctx):
-        return batch["x"]
+        mask = ctx.dropout(jnp.ones((*batch["x"].shape, DIM)), RATE)
+        return batch["x"] + jnp.sum(mask * self.embedded[0][ctx.rows], axis=2)
 
     def head(self, x, batch, ctx):
         return {"probes": jnp.sum(x)}
@@ -96,7 +98,13 @@ def test_a_mask_is_bitwise_one_devices_on_every_mesh_and_when_recomputed(alone, 
 def test_rows_layers_calls_steps_and_seeds_have_masks_that_know_nothing_of_each_other(alone):
     """Otherwise units fall out together, and dropout regularises less than its rate says."""
     whole, split = alone[0]["whole"], alone[0]["split"]
-    drawn = [*whole, *split, masks(Plan("data=1"), step=1)[0]["whole"][0], masks(Plan("data=1"), seed=1)[0]["whole"][0]]
+    drawn = [
+        *whole,
+        *split,
+        *alone[0]["embedded"],
+        masks(Plan("data=1"), step=1)[0]["whole"][0],
+        masks(Plan("data=1"), seed=1)[0]["whole"][0],
+    ]
     assert {float(v) for v in np.unique(whole)} == {0.0, 1 / (1 - RATE)}
     # 4,096 elements: four standard deviations are 0.03.
     assert all(abs((mask > 0).mean() - RATE) < 0.035 for mask in drawn)
