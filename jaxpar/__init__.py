@@ -13,7 +13,7 @@ from jaxpar.errors import (
     PlanError,
 )
 from jaxpar.mesh import make_mesh, simulate
-from jaxpar.model import Context, Stack, Term, named, stack
+from jaxpar.model import Context, Stack, Term, named, save, stack
 from jaxpar.parallel.cross_entropy import cross_entropy, cross_entropy_and_z_loss
 from jaxpar.parallel.embedding import embedding_lookup
 from jaxpar.plan import Plan, Zero
@@ -48,6 +48,7 @@ __all__ = [
     "mesh",
     "named",
     "per_layer",
+    "save",
     "simulate",
     "stack",
     "testing",

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import jax
 from flax import nnx
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Float, Int
 
@@ -61,6 +62,11 @@ def stack(layer: Callable[..., nnx.Module], length: int, *args: Any, rngs: nnx.R
     return Stack(create(rngs), length)
 
 
+def save(x: Array, name: str) -> Array:
+    """`x`, under a name by which `Plan(remat="named:...")` keeps it for the backward. Has no effect otherwise."""
+    return checkpoint_name(x, name)
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Term:
@@ -105,7 +111,7 @@ class Context:
     key: Array
     """Random key of this step; the same on every device."""
     depth: Int[Array, ""]
-    """Which layer this is, counted over all stacks; 0 in `embed`, the number of layers in `head`."""
+    """Which layer this is, counted over all stacks; -1 in `embed`, the number of layers in `head`."""
     train: bool
     attention: Attention
     rules: AxisRules

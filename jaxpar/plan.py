@@ -13,6 +13,9 @@ from jaxpar.mesh import MeshShape
 Precision = Literal["float32", "bfloat16"]
 Remat = Literal["none", "dots", "full"]
 
+# In front of the names that a layer saves, with commas between them.
+NAMED = "named:"
+
 # Axes that a mesh already has and no strategy uses yet.
 _SIZE_ONE_AXES = ("pipe", "seq", "expert")
 
@@ -41,7 +44,8 @@ class Plan:
       param_dtype: what parameters are stored in between steps. Under bfloat16 use an optimizer that does not round
         small updates away: `OptimizerConfig.low_precision`, or the wrappers of `jaxpar.training.low_precision`.
       remat: what a layer saves for its backward: `none` recomputes nothing, `dots` keeps matmul results, `full` keeps
-        the layer's input alone.
+        the layer's input alone, `named:attention,mlp` the input and what the model calls so: its own `jaxpar.save`,
+        and `attention`, the result of `ctx.attend`.
     """
 
     mesh: str = "data=-1"
@@ -51,7 +55,7 @@ class Plan:
     sequence_sharded_norms: bool = False
     precision: Precision = "float32"
     param_dtype: Precision = "float32"
-    remat: Remat = "none"
+    remat: Remat | str = "none"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mesh", str(MeshShape.parse(self.mesh)))
@@ -72,9 +76,9 @@ class Plan:
         for name, value, legal in (
             ("precision", self.precision, get_args(Precision)),
             ("param_dtype", self.param_dtype, get_args(Precision)),
-            ("remat", self.remat, get_args(Remat)),
+            ("remat", self.remat, (*get_args(Remat), f"{NAMED}<name>,<name>")),
         ):
-            if value not in legal:
+            if value not in legal and not (name == "remat" and self.saved_names):
                 found.append(f"{name}={value!r}: needs one of {', '.join(legal)}")
         for axis in _SIZE_ONE_AXES:
             if self.shape.sizes[axis] != 1:
@@ -110,6 +114,13 @@ class Plan:
     def rules(self) -> AxisRules:
         norms = "tensor" if self.sequence_sharded_norms else None
         return AxisRules(axes={**DEFAULT_RULES, NORM_POSITIONS: norms})
+
+    @property
+    def saved_names(self) -> tuple[str, ...]:
+        """What `remat` keeps by name."""
+        if not self.remat.startswith(NAMED):
+            return ()
+        return tuple(name for name in self.remat.removeprefix(NAMED).split(",") if name)
 
     @property
     def compute_dtype(self) -> Any:

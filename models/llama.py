@@ -89,7 +89,7 @@ class MLP(nnx.Module):
         # Positions that are split stay a dim of their own, or XLA would gather them.
         x = x_BTD if ctx.splits_positions else x_BTD.reshape(-1, x_BTD.shape[-1])
         hidden = nnx.silu(self.gate(x)) * self.up(x)
-        hidden = ctx.constrain(hidden, *(None,) * (x.ndim - 1), "mlp")
+        hidden = jaxpar.save(ctx.constrain(hidden, *(None,) * (x.ndim - 1), "mlp"), "mlp")
         return self.down(hidden).reshape(x_BTD.shape)
 
 

@@ -51,11 +51,14 @@ def as_totals(totals: dict[str, Array]) -> Totals:
 class LayerGradient:
     """The forward and backward of one stack's layer under one remat policy.
 
-    `forward` must be traced before `backward`: what the saved leaves mean is learned there.
+    `forward` must be traced before `backward`: what the saved leaves mean is learned there. `names`: what is saved
+    by name; those met are in `met` after tracing.
     """
 
     layer: Callable[[Params, Any, Context], tuple[Any, Totals]]
-    remat: Remat
+    remat: Remat | str
+    names: tuple[str, ...] = ()
+    met: set[str] = field(default_factory=set, init=False)
     _treedef: Any = field(default=None, init=False)
     _known: list[int | None] = field(default_factory=list, init=False)
     _names: list[str] = field(default_factory=list, init=False)
@@ -92,8 +95,16 @@ class LayerGradient:
 
         if self.remat == "dots":
             run = jax.checkpoint(run, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
+        if self.names:
+            run = jax.checkpoint(run, policy=self._by_name)
         (y, _), vjp, totals = jax.vjp(run, weights, x, has_aux=True)
         return y, vjp, totals
+
+    def _by_name(self, primitive: Any, *_: Any, **params: Any) -> bool:
+        if primitive.name != "name" or params["name"] not in self.names:
+            return False
+        self.met.add(params["name"])
+        return True
 
 
 def _live(weights: Params, ctx: Context) -> list[Array]:

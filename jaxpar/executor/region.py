@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpar import collectives
 from jaxpar.batch import BatchAxes, batch_spec, local_positions
-from jaxpar.errors import ModelError
+from jaxpar.errors import ModelError, PlanError
 from jaxpar.executor.layer import LayerGradient, Totals, apply_layer
 from jaxpar.executor.microbatch import Batch, Executor, add_totals, start
 from jaxpar.executor.stacks import StackLoop
@@ -100,6 +100,7 @@ class Region:
         contexts = self._context(batches, split_rows, key, train=True)
         carry = start(list(terms), zeros(self.placements, count(self.mesh, ZERO_AXES)), executor.loops)
         carry = executor.step(batches, contexts, scales, carry)
+        self._check_saved(executor)
         totals = {name: collectives.psum(t, MANUAL_AXES) for name, t in carry.totals.items()}
         return zero.finish(carry.grads, self.placements), Sums(totals, weights, _coefs(terms))
 
@@ -129,6 +130,14 @@ class Region:
             )
         return {name: Term(collectives.vary(jnp.asarray(t.weight, jnp.float32)), t.coef) for name, t in terms.items()}
 
+    def _check_saved(self, executor: Executor) -> None:
+        met = set().union(*(loop.gradient.met for loop in executor.loops.values()))
+        if unknown := [name for name in self.plan.saved_names if name not in met]:
+            raise PlanError(
+                f"remat={self.plan.remat!r}: no layer saves {', '.join(map(repr, unknown))}; name it in the layer with "
+                f"jaxpar.save(x, {unknown[0]!r}), or leave it out"
+            )
+
     @property
     def _outer(self) -> dict[str, Placement]:
         return {path: p for path, p in self.placements.items() if p.info.stack is None}
@@ -145,7 +154,8 @@ class Region:
             weights = StackWeights(
                 local, placements, self.plan.compute_dtype, stack.length, adds=self.plan.microbatches > 1
             )
-            gradient = LayerGradient(partial(apply_layer, self.structure, stack), self.plan.remat)
+            layer = partial(apply_layer, self.structure, stack)
+            gradient = LayerGradient(layer, self.plan.remat, self.plan.saved_names)
             loops[stack.name] = StackLoop(weights, gradient, depth)
             depth += stack.length
         return Executor(self.structure, self.placements, outer, loops, self.plan.compute_dtype)

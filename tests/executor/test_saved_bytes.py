@@ -17,7 +17,16 @@ from models.llama import LlamaConfig
 ROWS, POSITIONS, EMBED, MLP = 2, 16, 32, 72
 CONFIG = LlamaConfig(vocab_size=50, num_layers=3, embed_dim=EMBED, num_heads=8, num_kv_heads=4, head_dim=6, mlp_dim=MLP)
 X = jax.ShapeDtypeStruct((ROWS, POSITIONS, EMBED), jnp.float32)
-BYTES = {"none": 101_632, "dots": 38_944, "full": 4 * ROWS * POSITIONS * EMBED}
+FULL = 4 * ROWS * POSITIONS * EMBED
+ATTENTION = 4 * ROWS * POSITIONS * 8 * (6 + 1)  # its result, and the log of each softmax's denominator
+ROTARY = 2 * 4 * 3  # constant frequencies, for queries and keys
+BYTES = {
+    "none": 101_632,
+    "dots": 38_944,
+    "full": FULL,
+    "named:attention": FULL + ATTENTION + ROTARY,
+    "named:attention,mlp": FULL + ATTENTION + ROTARY + 4 * ROWS * POSITIONS * MLP,
+}
 
 
 def int32(*shape):
@@ -52,7 +61,8 @@ def layer():
 
 def saved(layer, remat):
     run, weights = layer
-    return jax.eval_shape(LayerGradient(run, remat).forward, weights, X, CONTEXT)[2]
+    gradient = LayerGradient(run, remat, Plan(remat=remat).saved_names)
+    return jax.eval_shape(gradient.forward, weights, X, CONTEXT)[2]
 
 
 @pytest.mark.parametrize("remat", BYTES)

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from experiments.parity_table import TOY, make_batch
-from jaxpar import Plan, Program
+from jaxpar import Plan, PlanError, Program, token_shapes
 from jaxpar.testing import compare, run_loss_and_grads, run_on_enough_devices
 from jaxpar.testing.parity import Gradients, loss_and_grads_at
 from tests.parity.references import assert_equals_one_device, reference
@@ -15,11 +15,18 @@ from tests.parity.references import assert_equals_one_device, reference
 SMALL = replace(TOY, num_layers=3)
 
 
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("remat", ["none", "dots", "full", "named:attention,mlp"])
 def test_recomputing_in_the_backward_changes_no_number(remat):
     """Otherwise saving memory would cost correctness."""
     plan = Plan("data=2,tensor=2", zero=3, microbatches=2, remat=remat)
     assert_equals_one_device(SMALL, plan, ["uneven"], rows=16)
+
+
+def test_a_name_that_no_layer_saves_is_an_error():
+    """Otherwise a misspelt name would cost a recomputation that nobody sees."""
+    run = run_on_enough_devices(Program(SMALL.build, optax.sgd(0.1), Plan("data=1", remat="named:mlp,atention")))
+    with pytest.raises(PlanError, match=r"no layer saves 'atention'; .*jaxpar.save\(x, 'atention'\)"):
+        run.lower(token_shapes(4, 8))
 
 
 @pytest.mark.parametrize("mesh", ["tensor=2", "data=2,tensor=4"])
