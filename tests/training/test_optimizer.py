@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from optax.contrib import ScheduleFreeState
 
 from jaxpar.errors import ConfigError
 from jaxpar.structure import ParamInfo, inspect_model
@@ -130,3 +131,14 @@ def test_schedule_free_refuses_a_schedule_and_a_second_average():
     """Otherwise its own average would be weighed by a falling rate."""
     with pytest.raises(ConfigError, match=r"schedule must be constant with schedule_free, found cosine; average"):
         OptimizerConfig("schedule_free", average=0.9)
+
+
+def test_schedule_free_weighs_its_average_by_the_rate_of_the_same_update():
+    """Otherwise the average runs a step ahead of the rate: optax counts from 1 there, and from 0 everywhere else."""
+    _, state = first_update(OptimizerConfig("schedule_free", learning_rate=1.0, warmup_steps=4, schedule="constant"))
+    (node,) = [n for n in jax.tree.leaves(state, is_leaf=is_schedule_free) if is_schedule_free(n)]
+    assert float(node.weight_sum) == pytest.approx(0.25**2)
+
+
+def is_schedule_free(node) -> bool:
+    return isinstance(node, ScheduleFreeState)

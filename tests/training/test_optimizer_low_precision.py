@@ -1,5 +1,7 @@
 """Parameters in bfloat16 learn what is too small for bfloat16."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,6 +51,19 @@ def test_stochastic_rounding_moves_the_mean_exactly_so_far():
     assert low.mean() == pytest.approx(0.9, abs=2e-3) and low.std() > 1e-3
     np.testing.assert_allclose(params["full"], 0.9, rtol=1e-5)
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(state)) == 4
+
+
+def test_each_update_and_each_parameter_has_bits_of_its_own():
+    """Otherwise the same elements are rounded up every time, and drift."""
+    optimizer = stochastic_rounding(SMALL)
+    params = {path: jnp.ones((64, 64), jnp.bfloat16) for path in ("a", "b")}
+    grads = {path: jnp.full((64, 64), 2.0**-9, jnp.float32) for path in params}  # half a step below 1
+    state, moved = optimizer.init(params), []
+    for _ in range(2):
+        updates, state = optimizer.update(grads, state, params)
+        moved += [np.asarray(update) != 0 for update in updates.values()]
+    for first, second in itertools.combinations(moved, 2):
+        assert 0.4 < np.mean(first != second) < 0.6
 
 
 def test_rounding_takes_a_neighbour_in_proportion_and_leaves_exact_and_infinite_values():
