@@ -13,7 +13,7 @@ import jaxpar
 from experiments.parity_table import TOY, make_batch
 from jaxpar import Plan, Program
 from jaxpar.errors import PlanError
-from jaxpar.testing import assert_parity, run_loss_and_grads, run_on_enough_devices
+from jaxpar.testing import assert_parity, compare, run_loss_and_grads, run_on_enough_devices
 from models.llama import Llama
 
 SMALL = replace(TOY, num_layers=1)
@@ -32,12 +32,14 @@ class GatheredLogits(Llama):
 @pytest.mark.parametrize("tensor", [2, 4, 8])
 def test_gathered_and_sharded_logits_give_one_loss(tensor):
     """Otherwise the loss is too high by exactly log(tensor): 0.69, 1.39, 2.08."""
-    batch, losses = make_batch("uneven", 4, SMALL.vocab_size), []
+    batch, losses, gradients = make_batch("uneven", 4, SMALL.vocab_size), [], []
     for build in (SMALL.build, lambda rngs: GatheredLogits(SMALL, rngs=rngs)):
         run = run_on_enough_devices(Program(build, optax.sgd(0.1), Plan(f"tensor={tensor}")))
         losses.append(run.evaluate(run.init(0), [batch])["loss"])
+        gradients.append(run_loss_and_grads(run, batch))
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     assert losses[0] == pytest.approx(np.log(SMALL.vocab_size), abs=0.2)
+    assert compare(*gradients[0], *gradients[1]) == []
 
 
 class BiasAlone(nnx.Module):
@@ -134,3 +136,35 @@ def test_gate_and_up_that_divide_only_together_are_refused():
     """Otherwise 2 x 3 columns on two devices put one and a half of each on either."""
     with pytest.raises(PlanError, match=r"blocks.fused: dim 2 \('mlp'\) of size 3 does not divide over tensor=2"):
         fused(3, "tensor=2").validate(devices=2)
+
+
+class FusedHeads(nnx.Module):
+    """Queries, keys and values of 8 and 4 heads in one matrix, by kv head: two query heads, the key, the value."""
+
+    def __init__(self, *, rngs):
+        fused = jaxpar.named(init, "embed", "kv_heads", None, "head_dim")
+        out = jaxpar.named(init, "kv_heads", None, "head_dim", "embed")
+        self.fused = nnx.Param(fused(rngs.params(), (6, 4, 4, 4), jnp.float32))
+        self.out = nnx.Param(out(rngs.params(), (4, 2, 4, 6), jnp.float32))
+
+    def __call__(self, x, ctx):
+        fused = ctx.constrain(jnp.einsum("btd,dkgh->btkgh", x, self.fused[...]), None, None, "kv_heads", None, None)
+        q = fused[:, :, :, :2].reshape(*x.shape[:2], 8, 4)
+        mixed = ctx.attend(q, fused[:, :, :, 2], fused[:, :, :, 3]).reshape(*x.shape[:2], 4, 2, 4)
+        return x + jnp.einsum("btkgh,kghd->btd", mixed, self.out[...])
+
+
+class FusedAttention(RowParallel):
+    def __init__(self, *, rngs):
+        self.blocks = jaxpar.stack(FusedHeads, 2, rngs=rngs)
+
+    def head(self, x, batch, ctx):
+        return {"sum": jnp.sum(x**2), "first": jnp.sum(x[..., 0])}
+
+
+@pytest.mark.parametrize("mesh", ["tensor=2", "tensor=4"])
+def test_fused_queries_keys_and_values_equal_one_device(mesh):
+    """Otherwise a split of all columns alike gives one device queries and another values."""
+    axes = {"x": ("rows", "positions", None)}
+    batch = {"x": np.random.default_rng(0).normal(size=(2, 8, 6)).astype(np.float32)}
+    assert_parity(Program(FusedAttention, optax.sgd(0.1), Plan(mesh), batch_axes=axes), batch)
