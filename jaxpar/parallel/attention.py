@@ -13,6 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
+from jaxpar.errors import ModelError
 from jaxpar.parallel.attention_blocks import Grid, backward_blocks, forward_blocks
 
 DEFAULT_BLOCK = 128
@@ -143,6 +144,6 @@ def _on_own_heads(local, tensor: int, in_specs, out_specs):
 
     @whole.def_vmap
     def refuse(axis_size, in_batched, *args):
-        raise NotImplementedError("vmap of attention split over mesh axis `tensor`")
+        raise ModelError("ctx.attend under vmap cannot split heads over `tensor`; give it the rows as its first dim")
 
     return whole
