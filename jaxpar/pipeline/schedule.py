@@ -1,0 +1,188 @@
+"""A pipeline schedule as a value: which task every stage plays in every tick.
+
+All stages run one program in lockstep. A tick is a row of slots that are played one after the other by all stages
+together: a stage plays at most one task in a slot, and waits where it has none. What a stage sends in a tick arrives
+at its neighbour before the next tick. The head of a microbatch is played by all stages, right after the forward of
+the last chunk, in the same tick.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from jaxpar.errors import PlanError
+
+
+class Kind(StrEnum):
+    """F: forward. B: backward, of the input alone where the schedule splits it. W: the weights' part of a split one."""
+
+    F = "F"
+    B = "B"
+    W = "W"
+
+
+@dataclass(frozen=True, order=True)
+class Task:
+    """One chunk of layers on one microbatch. `chunk`: which of its device's virtual stages, from 0."""
+
+    kind: Kind
+    microbatch: int
+    chunk: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.microbatch}" + (f".{self.chunk}" if self.chunk else "")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place in every tick for tasks of `kind` of the chunks of one `lane`, or for a W that fills idle time."""
+
+    kind: Kind
+    lane: int = 0
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Time of one microbatch on one whole stage, all its chunks together, in any unit."""
+
+    forward: float = 1.0
+    backward: float = 1.0
+    weight: float = 1.0
+
+    def of(self, kind: Kind, split: bool) -> float:
+        fused = self.backward + (0.0 if split else self.weight)
+        return {Kind.F: self.forward, Kind.B: fused, Kind.W: self.weight}[kind]
+
+
+Entry = Task | None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`lanes`: for each chunk of a device, the lane in whose slots it is played: chunks of the same stack of layers
+    share a lane, different stacks have lanes of their own. `ticks`: `[tick][stage][slot]`. `folded`: odd chunks run
+    from the last stage back to the first, so that the path through the chunks is a V.
+    """
+
+    name: str
+    stages: int
+    microbatches: int
+    lanes: tuple[int, ...]
+    slots: tuple[Slot, ...]
+    ticks: tuple[tuple[tuple[Entry, ...], ...], ...]
+    folded: bool = False
+
+    @property
+    def chunks(self) -> int:
+        """Virtual stages on one device."""
+        return len(self.lanes)
+
+    @property
+    def split(self) -> bool:
+        """Whether the weights' gradients are tasks of their own."""
+        return any(slot.kind == Kind.W for slot in self.slots)
+
+    @cached_property
+    def route(self) -> tuple[tuple[int, int], ...]:
+        """`(stage, chunk)` in the order in which a microbatch visits them, which is the order of the layers."""
+        return tuple(
+            (self.stages - 1 - s if self.folded and chunk % 2 else s, chunk)
+            for chunk in range(self.chunks)
+            for s in range(self.stages)
+        )
+
+    @cached_property
+    def place(self) -> dict[tuple[int, int], int]:
+        """`(stage, chunk)` -> its place in `route`."""
+        return {where: q for q, where in enumerate(self.route)}
+
+    def entries(self) -> Iterator[tuple[int, int, int, Task]]:
+        """Every task as `(tick, stage, slot, task)`, in the order of time."""
+        for t, tick in enumerate(self.ticks):
+            for slot in range(len(self.slots)):
+                for stage in range(self.stages):
+                    if (task := tick[stage][slot]) is not None:
+                        yield t, stage, slot, task
+
+    def when(self) -> dict[tuple[int, Task], tuple[int, int]]:
+        """`(stage, task)` -> `(tick, slot)`."""
+        return {(stage, task): (t, slot) for t, stage, slot, task in self.entries()}
+
+    def validate(self) -> None:
+        """Raises `PlanError` that lists every task missing, twice there, or played before what it needs has arrived."""
+        if problems := [*_shape_problems(self)] or [*_count_problems(self)] or [*_order_problems(self)]:
+            shown = problems[:20] + ([f"and {len(problems) - 20} more"] if len(problems) > 20 else [])
+            raise PlanError(f"schedule {self.name!r} cannot be played: " + "; ".join(shown))
+
+    def peak_live(self) -> tuple[int, ...]:
+        """By stage: the most chunks of saved activations held at once, from a forward to the last task that reads
+        them, that tick included. Every stage allocates the largest number."""
+        when, last = self.when(), Kind.W if self.split else Kind.B
+        held = [[0] * len(self.ticks) for _ in range(self.stages)]
+        for (stage, task), (start, _) in when.items():
+            if task.kind == Kind.F:
+                end, _ = when[stage, Task(last, task.microbatch, task.chunk)]
+                for t in range(start, end + 1):
+                    held[stage][t] += 1
+        return tuple(max(row) for row in held)
+
+    def time(self, costs: Costs | None = None) -> float:
+        """How long a step's layers take: each slot lasts as long as its longest task on any stage."""
+        costs = costs or Costs()
+        total = 0.0
+        for tick in self.ticks:
+            for slot in range(len(self.slots)):
+                kinds = {entries[slot].kind for entries in tick if entries[slot] is not None}  # type: ignore[union-attr]
+                total += max((costs.of(kind, self.split) for kind in kinds), default=0.0) / self.chunks
+        return total
+
+    def bubble(self, costs: Costs | None = None) -> float:
+        """Time in which a device waits, over the time in which it works: (p - 1) / m for 1F1B."""
+        costs = costs or Costs()
+        work = self.microbatches * (costs.forward + costs.backward + costs.weight)
+        return self.time(costs) / work - 1.0
+
+
+def _shape_problems(schedule: Schedule) -> Iterator[str]:
+    for t, tick in enumerate(schedule.ticks):
+        if len(tick) != schedule.stages or any(len(row) != len(schedule.slots) for row in tick):
+            yield f"tick {t} must have {schedule.stages} stages of {len(schedule.slots)} slots"
+            return
+    for t, stage, i, task in schedule.entries():
+        slot = schedule.slots[i]
+        if not (0 <= task.chunk < schedule.chunks and 0 <= task.microbatch < schedule.microbatches):
+            yield f"tick {t}, stage {stage}: {task} is not among {schedule.microbatches} x {schedule.chunks} chunks"
+        elif task.kind not in (slot.kind, Kind.W) or schedule.lanes[task.chunk] != slot.lane:
+            yield f"tick {t}, stage {stage}: {task} does not fit the slot {slot.kind} of lane {slot.lane}"
+
+
+def _count_problems(schedule: Schedule) -> Iterator[str]:
+    found: dict[tuple[int, Task], int] = {}
+    for _, stage, _, task in schedule.entries():
+        found[stage, task] = found.get((stage, task), 0) + 1
+    kinds = (Kind.F, Kind.B, Kind.W) if schedule.split else (Kind.F, Kind.B)
+    for stage in range(schedule.stages):
+        for chunk in range(schedule.chunks):
+            for m in range(schedule.microbatches):
+                for kind in kinds:
+                    times = found.pop((stage, Task(kind, m, chunk)), 0)
+                    if times != 1:
+                        yield f"stage {stage} plays {Task(kind, m, chunk)} {times} times"
+    yield from (f"stage {stage} plays {task}, which is none of its tasks" for stage, task in found)
+
+
+def _order_problems(schedule: Schedule) -> Iterator[str]:
+    when = schedule.when()
+    for (stage, task), (tick, slot) in when.items():
+        q = schedule.place[stage, task.chunk]
+        ahead = q + (1 if task.kind == Kind.B else -1)
+        if task.kind != Kind.W and 0 <= ahead < len(schedule.route):
+            other, chunk = schedule.route[ahead]
+            needed = Task(task.kind, task.microbatch, chunk)
+            if when[other, needed][0] >= tick:
+                yield f"tick {tick}, stage {stage}: {task} needs {needed} of stage {other} from an earlier tick"
+        if task.kind != Kind.F:
+            own = Task(Kind.F if task.kind == Kind.B else Kind.B, task.microbatch, task.chunk)
+            if when[stage, own] >= (tick, slot):
+                yield f"tick {tick}, stage {stage}: {task} needs {own} of the same stage before it"
