@@ -6,10 +6,11 @@ at its neighbour before the next tick. The head of a microbatch is played by all
 the last chunk, in the same tick.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from itertools import accumulate
 
 from jaxpar.errors import PlanError
 
@@ -73,6 +74,24 @@ class Schedule:
     ticks: tuple[tuple[tuple[Entry, ...], ...], ...]
     folded: bool = False
 
+    @classmethod
+    def from_tasks(
+        cls,
+        name: str,
+        stages: int,
+        microbatches: int,
+        lanes: tuple[int, ...],
+        slots: tuple[Slot, ...],
+        tasks: Mapping[tuple[int, int, int], Task],
+        folded: bool = False,
+    ) -> "Schedule":
+        """`tasks`: by `(tick, stage, slot)`; all other places are idle. Not validated."""
+        ticks = range(1 + max((t for t, _, _ in tasks), default=-1))
+        table = tuple(
+            tuple(tuple(tasks.get((t, s, i)) for i in range(len(slots))) for s in range(stages)) for t in ticks
+        )
+        return cls(name, stages, microbatches, lanes, slots, table, folded)
+
     @property
     def chunks(self) -> int:
         """Virtual stages on one device."""
@@ -82,6 +101,12 @@ class Schedule:
     def split(self) -> bool:
         """Whether the weights' gradients are tasks of their own."""
         return any(slot.kind == Kind.W for slot in self.slots)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of task that each chunk plays once for every microbatch: of a forward-only schedule F alone."""
+        there = {slot.kind for slot in self.slots}
+        return tuple(kind for kind in Kind if kind in there)
 
     @cached_property
     def route(self) -> tuple[tuple[int, int], ...]:
@@ -105,8 +130,12 @@ class Schedule:
                     if (task := tick[stage][slot]) is not None:
                         yield t, stage, slot, task
 
-    def when(self) -> dict[tuple[int, Task], tuple[int, int]]:
+    def when(self) -> Mapping[tuple[int, Task], tuple[int, int]]:
         """`(stage, task)` -> `(tick, slot)`."""
+        return self._when
+
+    @cached_property
+    def _when(self) -> dict[tuple[int, Task], tuple[int, int]]:
         return {(stage, task): (t, slot) for t, stage, slot, task in self.entries()}
 
     def validate(self) -> None:
@@ -118,14 +147,22 @@ class Schedule:
     def peak_live(self) -> tuple[int, ...]:
         """By stage: the most chunks of saved activations held at once, from a forward to the last task that reads
         them, that tick included. Every stage allocates the largest number."""
-        when, last = self.when(), Kind.W if self.split else Kind.B
-        held = [[0] * len(self.ticks) for _ in range(self.stages)]
-        for (stage, task), (start, _) in when.items():
-            if task.kind == Kind.F:
-                end, _ = when[stage, Task(last, task.microbatch, task.chunk)]
-                for t in range(start, end + 1):
-                    held[stage][t] += 1
-        return tuple(max(row) for row in held)
+        return self._peak(Kind.F)
+
+    def peak_pending(self) -> tuple[int, ...]:
+        """By stage: the most chunks at once whose B has been played and whose W has not, the tick of the W included;
+        for each, the gradient of its output is kept as well. Zeros where no B is split."""
+        return self._peak(Kind.B) if self.split else (0,) * self.stages
+
+    def _peak(self, first: Kind) -> tuple[int, ...]:
+        """By stage: the most chunks at once that are between their task `first` and their last one."""
+        change = [[0] * (len(self.ticks) + 1) for _ in range(self.stages)]
+        for (stage, task), (start, _) in self.when().items():
+            if task.kind == first:
+                end, _ = self.when()[stage, Task(self.kinds[-1], task.microbatch, task.chunk)]
+                change[stage][start] += 1
+                change[stage][end + 1] -= 1
+        return tuple(max(accumulate(row)) for row in change)
 
     def time(self, costs: Costs | None = None) -> float:
         """How long a step's layers take: each slot lasts as long as its longest task on any stage."""
@@ -140,7 +177,7 @@ class Schedule:
     def bubble(self, costs: Costs | None = None) -> float:
         """Time in which a device waits, over the time in which it works: (p - 1) / m for 1F1B."""
         costs = costs or Costs()
-        work = self.microbatches * (costs.forward + costs.backward + costs.weight)
+        work = self.microbatches * sum(costs.of(kind, self.split) for kind in self.kinds)
         return self.time(costs) / work - 1.0
 
 
@@ -161,11 +198,10 @@ def _count_problems(schedule: Schedule) -> Iterator[str]:
     found: dict[tuple[int, Task], int] = {}
     for _, stage, _, task in schedule.entries():
         found[stage, task] = found.get((stage, task), 0) + 1
-    kinds = (Kind.F, Kind.B, Kind.W) if schedule.split else (Kind.F, Kind.B)
     for stage in range(schedule.stages):
         for chunk in range(schedule.chunks):
             for m in range(schedule.microbatches):
-                for kind in kinds:
+                for kind in schedule.kinds:
                     times = found.pop((stage, Task(kind, m, chunk)), 0)
                     if times != 1:
                         yield f"stage {stage} plays {Task(kind, m, chunk)} {times} times"
