@@ -1,7 +1,7 @@
 """Pipeline schedules as values: built by name, checked, drawn and timed without a device."""
 
-from jaxpar.pipeline.build import SCHEDULES, build, legal_microbatches
+from jaxpar.pipeline.build import SCHEDULES, build, check, legal_microbatches
 from jaxpar.pipeline.forward import forward
 from jaxpar.pipeline.schedule import Costs, Kind, Schedule, Slot, Task
 
-__all__ = ["SCHEDULES", "Costs", "Kind", "Schedule", "Slot", "Task", "build", "forward", "legal_microbatches"]
+__all__ = ["SCHEDULES", "Costs", "Kind", "Schedule", "Slot", "Task", "build", "check", "forward", "legal_microbatches"]

@@ -25,15 +25,22 @@ def build(
     of layers, each spread over all stages. `fill`: a zero-bubble schedule plays W tasks in slots left idle. Raises
     `PlanError` for what cannot be built; if that is the microbatch count, with the nearest that can.
     """
+    check(name, stages, microbatches, virtual_stages, lanes=lanes, fill=fill)
+    schedule = _built(name, stages, microbatches, virtual_stages, lanes, fill)
+    schedule.validate()
+    return schedule
+
+
+def check(
+    name: str, stages: int, microbatches: int, virtual_stages: int = 1, *, lanes: int = 1, fill: bool = False
+) -> None:
+    """Raises the errors of `build` without building."""
     legal = legal_microbatches(name, stages, virtual_stages, lanes=lanes, fill=fill)
     if microbatches not in legal:
         near = f"{legal.start}, {legal.start + 1}, {legal.start + 2}"
         rule = f"{_described(name, stages, lanes, fill)} needs at least {legal.start} microbatches"
         mend = " or no fill" if fill and microbatches >= 1 else ""
         raise PlanError(f"{rule}, found {microbatches}; the nearest legal counts are {near}: take one of these{mend}")
-    schedule = _built(name, stages, microbatches, virtual_stages, lanes, fill)
-    schedule.validate()
-    return schedule
 
 
 def legal_microbatches(name: str, stages: int, virtual_stages: int = 1, *, lanes: int = 1, fill: bool = False) -> range:

@@ -61,6 +61,13 @@ class StageLayers:
         return found
 
 
+def route(stages: int, chunks: int, folded: bool) -> tuple[tuple[int, int], ...]:
+    """`(stage, chunk)` in the order of the layers; `folded`: odd chunks run from the last stage back to the first."""
+    return tuple(
+        (stages - 1 - s if folded and chunk % 2 else s, chunk) for chunk in range(chunks) for s in range(stages)
+    )
+
+
 def balanced(layers: int, parts: int) -> tuple[int, ...]:
     """As even as whole layers go, the longer parts first: 30 on 4 is 8, 8, 7, 7."""
     return tuple(layers // parts + (i < layers % parts) for i in range(parts))

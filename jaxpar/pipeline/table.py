@@ -27,6 +27,7 @@ class Played:
       reads: slot of `inputs` (F) or `cotangents` (B).
       saved, between: slot of the lane's buffers; a stage that waits writes where nothing is alive.
       arrives: where what the neighbour sent in the tick before goes; `NONE`: nowhere.
+      from_next: 1: it comes from the stage after this one; 0: from the one before.
       stays: where the result goes when the next chunk is on the same stage.
       next_chunk, next_last: whose weights are needed next in this lane, the first layer's or the last's.
     """
@@ -39,6 +40,7 @@ class Played:
     saved: np.ndarray
     between: np.ndarray
     arrives: np.ndarray
+    from_next: np.ndarray
     stays: np.ndarray
     next_chunk: np.ndarray
     next_last: np.ndarray
@@ -226,6 +228,8 @@ class _Lowering:
                 out["stays"][t, stage] = reads[to]
             else:
                 out["arrives"][t + 1, to[0]] = reads[to]
+                back = self.schedule.folded and to[1].chunk % 2 == 1
+                out["from_next"][t + 1, to[0]] = back if task.kind == Kind.F else not back
 
     def _fetches(self, i: int, out: dict[str, np.ndarray]) -> None:
         """What a slot fetches at its end: the first weights of the next slot of the same lane on the same stage."""
