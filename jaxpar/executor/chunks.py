@@ -148,16 +148,18 @@ class Chunks:
 
 def read(buffer: Array, *slots: Array) -> Array:
     """`buffer[slots]`, by as many leading dims."""
-    start = [*slots, *(0,) * (buffer.ndim - len(slots))]
+    start = _start(buffer, slots)
     sizes = (*(1,) * len(slots), *buffer.shape[len(slots) :])
     return lax.dynamic_slice(buffer, start, sizes).reshape(buffer.shape[len(slots) :])
 
 
 def write(buffer: Array, x: Array, *slots: Array) -> Array:
     """Puts `x` at `buffer[slots]`."""
-    return lax.dynamic_update_slice(
-        buffer, x.reshape((1,) * len(slots) + x.shape), [*slots, *(0,) * (buffer.ndim - len(slots))]
-    )
+    return lax.dynamic_update_slice(buffer, x.reshape((1,) * len(slots) + x.shape), _start(buffer, slots))
+
+
+def _start(buffer: Array, slots: tuple[Array, ...]) -> list[Array]:
+    return [*slots, *(jnp.zeros((), jnp.int32) for _ in range(buffer.ndim - len(slots)))]
 
 
 def _select[T](valid: Array | None, new: T, old: T) -> T:

@@ -7,6 +7,7 @@ microbatches. Without a pipeline this is the schedule of one stage: a forward an
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import jax
@@ -117,12 +118,12 @@ class Player:
             play = {Kind.F: self._forward, Kind.B: self._backward, Kind.W: self._weights}[slot.kind]
             when = True if i in segment.always else row.played[i] if i in segment.sometimes else False
             if when is not False:
-                carry = _maybe(when, lambda c, i=i, play=play: play(segment, i, c, row), carry, self._touched(i))
+                carry = _maybe(when, partial(play, segment, i, row), carry, self._touched(i))
             if (slot.kind, slot.lane) == (Kind.F, last):
                 touched = ["totals"] + (["cotangents", "outer"] if self.scales is not None else [])
-                carry = self._end(segment, "head", lambda c, r, i=i: self._head(i, c, r), carry, row, touched)
+                carry = self._end(segment, "head", partial(self._head, i), carry, row, touched)
             if (slot.kind, slot.lane) == (Kind.B, first):
-                carry = self._end(segment, "unembed", lambda c, r, i=i: self._unembed(i, c, r), carry, row, ["outer"])
+                carry = self._end(segment, "unembed", partial(self._unembed, i), carry, row, ["outer"])
         return collectives.vary({name: value for name, value in carry.items() if not name.startswith(_NOW)})
 
     def _end(
@@ -132,7 +133,7 @@ class Player:
         if not there.any():
             return carry
         when = True if there.all() else row.ends[name] != NONE
-        return _maybe(when, lambda c: play(c, row), carry, touched)
+        return _maybe(when, partial(play, row), carry, touched)
 
     def _touched(self, i: int) -> list[str]:
         slot = self.table.schedule.slots[i]
@@ -145,7 +146,7 @@ class Player:
 
     # -- what is played --
 
-    def _forward(self, segment: Segment, i: int, carry: Carry, row: Row) -> Carry:
+    def _forward(self, segment: Segment, i: int, row: Row, carry: Carry) -> Carry:
         lane, at, mine = self._at(segment, i, row)
         x = _take(carry["inputs"], mine["reads"])
         _, ctx = self._microbatch(mine["microbatch"])
@@ -163,7 +164,7 @@ class Player:
             new[f"sent.{i}"] = {step: collectives.to_neighbour(y, step, self._ring) for step in self._steps}
         return new
 
-    def _backward(self, segment: Segment, i: int, carry: Carry, row: Row) -> Carry:
+    def _backward(self, segment: Segment, i: int, row: Row, carry: Carry) -> Carry:
         lane, at, mine = self._at(segment, i, row)
         dy = _take(carry["cotangents"], mine["reads"])
         _, ctx = self._microbatch(mine["microbatch"])
@@ -175,7 +176,7 @@ class Player:
             carry[f"grads.{lane}"],
             carry[f"saved.{lane}"],
             ctx,
-            self.scales,
+            self.scales or {},
             at,
         )
         new["cotangents"] = self._stay(i, carry["cotangents"], dx, mine)
@@ -183,15 +184,15 @@ class Player:
         new[f"sent.{i}"] = dx
         return new
 
-    def _weights(self, segment: Segment, i: int, carry: Carry, row: Row) -> Carry:
+    def _weights(self, segment: Segment, i: int, row: Row, carry: Carry) -> Carry:
         raise NotImplementedError
 
-    def _embed(self, carry: Carry, row: Row) -> Carry:
+    def _embed(self, row: Row, carry: Carry) -> Carry:
         x = self.ends.embed(*self._microbatch(row.ends["embed"]))
         first, _ = self.table.schedule.route[0]
         return {"inputs": _put(carry["inputs"], x, row.ends["embed_slot"], self._on(first))}
 
-    def _head(self, i: int, carry: Carry, row: Row) -> Carry:
+    def _head(self, i: int, row: Row, carry: Carry) -> Carry:
         last, _ = self.table.schedule.route[-1]
         x = collectives.vary(collectives.from_stage(carry[f"{_NOW}{i}"], last))
         batch, ctx = self._microbatch(row.ends["head"])
@@ -204,7 +205,7 @@ class Player:
             "outer": self.ends.accumulate(carry["outer"], grads),
         }
 
-    def _unembed(self, i: int, carry: Carry, row: Row) -> Carry:
+    def _unembed(self, i: int, row: Row, carry: Carry) -> Carry:
         first, _ = self.table.schedule.route[0]
         dx = collectives.vary(collectives.from_stage(carry[f"sent.{i}"], first))
         grads = self.ends.embed_gradients(*self._microbatch(row.ends["unembed"]), dx)
@@ -268,7 +269,7 @@ class Player:
         return jax.tree.map(pick, (self.batches, self.contexts))
 
     def _on(self, stage: int) -> Array | None:
-        return None if self._stages == 1 else collectives.axis_index("pipe") == stage
+        return None if self._stages == 1 else jnp.asarray(collectives.axis_index("pipe") == stage)
 
     def _once(self, totals: Totals) -> Totals:
         """Of what every stage has computed, one counts."""

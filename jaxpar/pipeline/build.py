@@ -60,8 +60,8 @@ def legal_microbatches(name: str, stages: int, virtual_stages: int = 1, *, lanes
 def _problems(name: str, stages: int, virtual_stages: int, lanes: int, fill: bool) -> list[str]:
     if name not in SCHEDULES:
         close = difflib.get_close_matches(name, SCHEDULES, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"schedules: {', '.join(SCHEDULES)}"
-        return [f"there is no pipeline schedule {name!r}; {hint}"]
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return [f"there is no pipeline schedule {name!r}; schedules: {', '.join(SCHEDULES)}{hint}"]
     counts = {"stages": stages, "virtual_stages": virtual_stages, "lanes": lanes}
     problems = [f"{what} must be at least 1, found {count}" for what, count in counts.items() if count < 1]
     if name == "zero_bubble_v" and virtual_stages > 2:

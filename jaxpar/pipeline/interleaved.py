@@ -1,4 +1,4 @@
-"""Interleaved 1F1B: every stage holds `v` chunks of layers, and the pipeline fills in 1/v of the time (Narayanan 2021)."""
+"""Interleaved 1F1B: a stage holds `v` chunks of layers, and the pipeline fills in 1/v of the time (Narayanan 2021)."""
 
 from collections.abc import Iterator
 

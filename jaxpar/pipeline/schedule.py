@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from jaxpar.errors import PlanError
+from jaxpar.pipeline.draw import draw_table
 
 
 class Kind(StrEnum):
@@ -164,15 +165,21 @@ class Schedule:
                 change[stage][end + 1] -= 1
         return tuple(max(accumulate(row)) for row in change)
 
-    def time(self, costs: Costs | None = None) -> float:
-        """How long a step's layers take: each slot lasts as long as its longest task on any stage."""
+    def durations(self, costs: Costs | None = None) -> list[list[float]]:
+        """`[tick][slot]`: each slot lasts as long as its longest task on any stage, none if no stage has one."""
         costs = costs or Costs()
-        total = 0.0
-        for tick in self.ticks:
-            for slot in range(len(self.slots)):
-                kinds = {entries[slot].kind for entries in tick if entries[slot] is not None}  # type: ignore[union-attr]
-                total += max((costs.of(kind, self.split) for kind in kinds), default=0.0) / self.chunks
-        return total
+        last = [[0.0] * len(self.slots) for _ in self.ticks]
+        for t, _, slot, task in self.entries():
+            last[t][slot] = max(last[t][slot], costs.of(task.kind, self.split) / self.chunks)
+        return last
+
+    def time(self, costs: Costs | None = None) -> float:
+        """How long a step's layers take."""
+        return sum(map(sum, self.durations(costs)))
+
+    def draw(self, width: int = 80, rows: int = 48) -> str:
+        """The table as text, a line for each tick; says which ticks and stages are left out, if they are too many."""
+        return draw_table(self.ticks, width, rows)
 
     def bubble(self, costs: Costs | None = None) -> float:
         """Time in which a device waits, over the time in which it works: (p - 1) / m for 1F1B."""

@@ -54,11 +54,11 @@ class _Lane:
     def _times(self, filled: int) -> tuple[list[list[int]], list[int]] | None:
         """By stage the `filled` last idle slots, and the W slots that all stages play; None if time is too short."""
         fills = [idle[len(idle) - filled :] for idle in self.idle]
-        room = [self.count] * (self.ticks * self.width + 1)
+        room = [self.count] * (self.ticks * self.width)
         for stage in range(self.stages):
             change = [0] * len(room)
             for time, _ in self.backwards[stage]:
-                change[time + 1] += 1  # ready for the slots after it
+                change[time] += 1
             for time in fills[stage]:
                 change[time] -= 1
             room = list(map(min, room, accumulate(change)))

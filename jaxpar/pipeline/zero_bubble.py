@@ -18,5 +18,5 @@ def zero_bubble(stages: int, microbatches: int, lanes: int = 1, fill: bool = Fal
     )
     own = tuple(range(lanes))
     tasks = joined(stages, microbatches, lanes, first_backward=lanes * stages - 1)
-    tasks = with_weights(tasks, slots, stages, own, fill)
-    return Schedule.from_tasks("zero_bubble", stages, microbatches, own, slots, tasks)
+    placed = with_weights(tasks, slots, stages, own, fill)
+    return Schedule.from_tasks("zero_bubble", stages, microbatches, own, slots, placed)
