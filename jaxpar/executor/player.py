@@ -113,7 +113,8 @@ class Player:
 
     def _tick(self, segment: Segment, carry: Carry, row: Row) -> Carry:
         schedule = self.table.schedule
-        carry = self._arrive(segment, carry, row)
+        carry = self._arrive(segment, row, carry, Kind.F)
+        travelling = self._departures(segment, carry)
         first, last = 0, len(self.chunks) - 1
         for i, slot in enumerate(schedule.slots):
             if (slot.kind, slot.lane) == (Kind.F, first):
@@ -124,6 +125,7 @@ class Player:
             if when is not False:
                 carry = _maybe(when, partial(self._slot, segment, i, row), carry, self._touched(segment, i))
             if (slot.kind, slot.lane) == (Kind.F, last):
+                carry = self._land(segment, i, row, carry, travelling)
                 touched = ["totals"] + (["cotangents", "outer"] if self.scales is not None else [])
                 carry = self._end(segment, "head", partial(self._head, i), carry, row, touched)
             if (slot.kind, slot.lane) == (Kind.B, first):
@@ -279,22 +281,42 @@ class Player:
 
     # -- what goes from stage to stage --
 
-    def _arrive(self, segment: Segment, carry: Carry, row: Row) -> Carry:
+    def _arriving(self, segment: Segment, kind: Kind) -> list[int]:
+        """The slots of this kind from which something arrives in these ticks."""
+        return [
+            i
+            for i, slot in enumerate(self.table.schedule.slots)
+            if slot.kind == kind and (self.table.slots[i].arrives[segment.start : segment.stop] != NONE).any()
+        ]
+
+    def _arrive(self, segment: Segment, row: Row, carry: Carry, kind: Kind) -> Carry:
         """Puts what neighbours sent in the tick before where the table says."""
-        for i, slot in enumerate(self.table.schedule.slots):
-            arrives = self.table.slots[i].arrives[segment.start : segment.stop]
-            if (arrives == NONE).all():
-                continue
+        name = "inputs" if kind == Kind.F else "cotangents"
+        for i in self._arriving(segment, kind):
             sent, mine = carry[f"sent.{i}"], row.slots[i]
-            if slot.kind == Kind.B:
-                sent = {-step: collectives.to_neighbour(sent, -step, self._ring) for step in self._steps}
             # What goes one stage up comes from the stage before.
             got = sent.get(1, sent.get(-1))
             if len(sent) == 2:
                 got = _select(mine["from_next"] == 1, sent[-1], sent[1])
-            name = "inputs" if slot.kind == Kind.F else "cotangents"
             carry = carry | {name: _put(carry[name], got, mine["arrives"], mine["arrives"] != NONE)}
         return carry
+
+    def _departures(self, segment: Segment, carry: Carry) -> Carry:
+        """What backwards of the tick before send, on its way: it is not needed before this tick's forward has run."""
+        return {
+            f"sent.{i}": {
+                -step: collectives.to_neighbour(carry[f"sent.{i}"], -step, self._ring) for step in self._steps
+            }
+            for i in self._arriving(segment, Kind.B)
+        }
+
+    def _land(self, segment: Segment, i: int, row: Row, carry: Carry, travelling: Carry) -> Carry:
+        """Puts it in place, after the forward in slot `i`. The barrier keeps XLA from starting the journey only then."""
+        now = f"{_NOW}{i}"
+        if travelling and now in carry:
+            carry[now], travelling = lax.optimization_barrier((carry[now], travelling))
+        sent = {name: carry[name] for name in travelling}
+        return self._arrive(segment, row, carry | travelling, Kind.B) | sent
 
     def _stay(self, i: int, buffer: Any, x: Any, mine: Mapping[str, Array]) -> Any:
         if (self.table.slots[i].stays == NONE).all():
