@@ -311,7 +311,7 @@ class Player:
         }
 
     def _land(self, segment: Segment, i: int, row: Row, carry: Carry, travelling: Carry) -> Carry:
-        """Puts it in place, after the forward in slot `i`. The barrier keeps XLA from starting the journey only then."""
+        """Puts it in place, after the forward in slot `i`. The barrier keeps XLA from starting it only then."""
         now = f"{_NOW}{i}"
         if travelling and now in carry:
             carry[now], travelling = lax.optimization_barrier((carry[now], travelling))
