@@ -50,8 +50,8 @@ def in_float8(layer: Layer, name: str) -> Layer:
         outputs = rewriter.evaluate(traced, values)
         if not rewriter.replaced:
             raise PlanError(
-                f"precision='fp8': no layer of {name!r} multiplies by a weight with a bfloat16 result, so nothing would "
-                f"be in float8; choose precision='bfloat16'"
+                f"precision='fp8': no layer of {name!r} multiplies by a weight with a bfloat16 result, so nothing "
+                f"would be in float8; choose precision='bfloat16'"
             )
         return jax.tree.unflatten(jax.tree.structure(shapes), [v.array for v in outputs])
 
@@ -90,7 +90,8 @@ class _Rewriter:
             return self.evaluate(equation.params["jaxpr"], values)
         if _quantised(equation, values):
             self.replaced += 1
-            return [_Value(_with_weights_right(*values, equation.params["dimension_numbers"]), False)]
+            lhs, rhs = values
+            return [_Value(_with_weights_right(lhs, rhs, equation.params["dimension_numbers"]), False)]
         # Literals have no part in it: `2 * w` is a weight.
         pairs = zip(equation.invars, values, strict=True)
         variables = {atom: value for atom, value in pairs if not isinstance(atom, Literal)}
@@ -101,9 +102,12 @@ class _Rewriter:
 
 
 def _quantised(equation: JaxprEqn, values: list[_Value]) -> bool:
-    if equation.primitive is not dot_general_p or equation.outvars[0].aval.dtype != jnp.bfloat16:
+    if equation.primitive is not dot_general_p:
         return False
-    return values[0].of_weights != values[1].of_weights
+    lhs, rhs = values
+    asked = equation.params["preferred_element_type"]
+    bfloat16 = lhs.array.dtype == rhs.array.dtype == jnp.bfloat16 and (asked is None or asked == jnp.bfloat16)
+    return bfloat16 and lhs.of_weights != rhs.of_weights
 
 
 def _with_weights_right(lhs: _Value, rhs: _Value, dimension_numbers: Any) -> Array:
@@ -134,8 +138,9 @@ class _Matmul(nnx.Module):
 def _module() -> nnx.Module:
     """A matmul in qwix's hands: operands in e4m3, gradients that go on to the layer before in e5m2.
 
-    One scale per row and per column, of what is there: no state, and no row's number depends on another row. The gradient of
-    the weights sums over rows, so that a scale of it would depend on how they are spread: it is taken in bfloat16.
+    One scale per row and per column, of what is there: no state, and no row's number depends on another row. The
+    gradient of the weights sums over rows, so that a scale of it would depend on how they are spread: it is taken in
+    bfloat16.
     """
     import qwix
 

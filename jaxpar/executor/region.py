@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxpar import collectives
 from jaxpar.batch import BatchAxes, batch_spec, local_positions
 from jaxpar.errors import ModelError, PlanError
-from jaxpar.executor.float8 import in_float8
+from jaxpar.executor.float8 import Layer, in_float8
 from jaxpar.executor.layer import LayerGradient, Totals, apply_layer
 from jaxpar.executor.microbatch import Batch, Executor, add_totals, start
 from jaxpar.executor.stacks import StackLoop
@@ -155,7 +155,7 @@ class Region:
             weights = StackWeights(
                 local, placements, self.plan.compute_dtype, stack.length, adds=self.plan.microbatches > 1
             )
-            layer = partial(apply_layer, self.structure, stack)
+            layer: Layer = partial(apply_layer, self.structure, stack)
             if self.plan.precision == "fp8":
                 layer = in_float8(layer, stack.name)
             gradient = LayerGradient(layer, self.plan.remat, self.plan.saved_names)
