@@ -70,7 +70,7 @@ class _Experiment:
         self_check()
         dataset = self.config.data.build(jax.process_index(), jax.process_count())
         run = self._program().on()
-        stages = batch_stages(self.config.trainer.batch_warmup, dataset.share.rows, run.plan)
+        stages = batch_stages(self.config.trainer.batch_warmup, dataset.share.rows, run.plan, len(run.structure.stacks))
         _say(f"{jax.default_backend()}: {run.plan}, {run.mesh.size} devices\n{dataset.describe()}")
         if self.start.dry_run:
             return _dry_run(run, dataset)

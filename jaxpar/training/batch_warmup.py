@@ -59,10 +59,11 @@ class Stage:
     microbatches: int
 
 
-def batch_stages(warmup: BatchWarmup, rows: int, plan: Plan) -> list[Stage]:
-    """The stages of a run whose full steps have `rows` rows, none without a warm-up; `plan`: with its mesh resolved.
+def batch_stages(warmup: BatchWarmup, rows: int, plan: Plan, stacks: int = 1) -> list[Stage]:
+    """The stages of a run whose full steps have `rows` rows, none without a warm-up.
 
-    Raises `PlanError` for sizes that the plan cannot split, naming the nearest `start_rows` that it can.
+    `plan`: with its mesh resolved; `stacks`: of the model's layers. Raises `PlanError` for sizes that the plan cannot
+    split, naming the nearest `start_rows` that it can, and for fewer microbatches than its pipeline can do with.
     """
     if not warmup.updates:
         return []
@@ -71,6 +72,13 @@ def batch_stages(warmup: BatchWarmup, rows: int, plan: Plan) -> list[Stage]:
     sizes = warmup.sizes(rows)
     if wrong := [size for size in sizes if not _microbatches(size, rows, plan)]:
         raise PlanError(_problem(warmup, wrong, rows, plan))
+    for size in sizes:
+        microbatches = _microbatches(size, rows, plan)
+        try:
+            replace(plan, microbatches=microbatches).check_schedule(plan.shape.sizes["pipe"], stacks)
+        except PlanError as error:
+            found = "; ".join(error.problems)
+            raise PlanError(f"batch_warmup: steps of {size} rows have {microbatches} microbatches: {found}") from error
     firsts = [warmup.updates * i // (len(sizes) - 1) for i in range(len(sizes))]
     return [Stage(first, size, _microbatches(size, rows, plan)) for first, size in zip(firsts, sizes, strict=True)]
 

@@ -88,6 +88,8 @@ def test_sizes_that_do_not_divide_are_refused_with_the_nearest_that_do():
         batch_stages(BatchWarmup(10, updates=9), 48, Plan("data=2", microbatches=2))
     with pytest.raises(PlanError, match="start_rows=48 must be fewer than the 48 rows"):
         batch_stages(BatchWarmup(48, updates=9), 48, Plan("data=2"))
+    with pytest.raises(PlanError, match=r"steps of 2 rows have 1 microbatches: .*fill"):
+        batch_stages(BatchWarmup(2, updates=9), 16, Plan("pipe=2", pipeline="zero_bubble", fill=True, microbatches=8))
     with pytest.raises(ConfigError, match="start_rows must be 1 or more, found 0; factor must be 2 or more, found 1"):
         BatchWarmup(0, updates=9, factor=1)
     with pytest.raises(ConfigError, match="start_rows must be left alone with updates=0, which is no warm-up, found 8"):
