@@ -67,7 +67,9 @@ def test_bfloat16_is_as_close_to_float32_as_on_one_device(mesh, zero, microbatch
     assert abs(loss - exact_loss) <= 1e-3 * exact_loss and abs(alone_loss - exact_loss) <= 1e-3 * exact_loss
 
 
-@pytest.mark.parametrize(("mesh", "zero", "microbatches"), [("data=2,tensor=2", 3, 2), ("data=8", 1, 1)])
+@pytest.mark.parametrize(
+    ("mesh", "zero", "microbatches"), [("data=2,tensor=2", 3, 2), ("data=2,pipe=2,tensor=2", 1, 4)]
+)
 def test_float8_is_as_close_to_float32_as_on_one_device(mesh, zero, microbatches):
     """Otherwise a scale would be the maximum of a shard where it should be that of the whole array.
 
