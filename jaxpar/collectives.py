@@ -8,6 +8,7 @@ in which the operand is the device's own tensor shard.
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -66,6 +67,26 @@ def psum_scatter(x: Array, axes: Axes, dim: int, tensor_spec: P) -> Array:
 def psum(x: Array, axes: Axes) -> Array:
     """Sums over `axes`. Keeps the tensor sharding by itself."""
     return lax.psum(x, live(axes)) if live(axes) else x
+
+
+def from_stage[T](tree: T, stage: int) -> T:
+    """What this stage of `pipe` has, on all of them; summed with zeros in at least float32."""
+    if not live(("pipe",)):
+        return tree
+    here = lax.axis_index("pipe") == stage
+
+    def share(x: Array) -> Array:
+        wide = jnp.promote_types(x.dtype, jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype
+        return psum(jnp.where(here, x, jnp.zeros_like(x)).astype(wide), ("pipe",)).astype(x.dtype)
+
+    return jax.tree.map(share, tree)
+
+
+def to_neighbour[T](tree: T, step: int, ring: bool) -> T:
+    """Every stage of `pipe` sends to the one `step` (1 or -1) on; `ring`: also from one end to the other."""
+    stages = axis_size("pipe")
+    pairs = [(s, (s + step) % stages) for s in range(stages) if ring or 0 <= s + step < stages]
+    return jax.tree.map(lambda x: lax.ppermute(x, "pipe", pairs), tree)
 
 
 def axis_size(axis: str) -> int:
