@@ -13,11 +13,11 @@ from jaxpar.cli.processes import Processes, join
 from jaxpar.mesh import simulate
 from models.llama import LlamaConfig
 
-CONFIG = LlamaConfig(vocab_size=31, num_layers=1, embed_dim=16, num_heads=4, num_kv_heads=4, head_dim=4, mlp_dim=16)
+CONFIG = LlamaConfig(vocab_size=31, num_layers=2, embed_dim=16, num_heads=4, num_kv_heads=4, head_dim=4, mlp_dim=16)
 ROWS, LENGTH = 8, 12
 
-# (mesh, ZeRO stage). Of `tensor=4` each process has one half of every matrix, and all rows.
-MESHES = (("data=2,tensor=2", 3), ("tensor=4", 0))
+# (mesh, ZeRO stage). Of `tensor=4` each process has one half of every matrix, of `pipe=2` one stage; and all rows.
+MESHES = (("data=2,tensor=2", 3), ("tensor=4", 0), ("pipe=2,data=2", 1))
 
 
 def measure():
@@ -26,7 +26,7 @@ def measure():
 
 
 def _measure(mesh, zero):
-    program = jaxpar.Program(CONFIG.build, optax.sgd(1e-2), jaxpar.Plan(mesh=mesh, zero=zero))
+    program = jaxpar.Program(CONFIG.build, optax.sgd(1e-2), jaxpar.Plan(mesh=mesh, zero=zero, microbatches=2))
     run = program.on(jax.devices()[:4])
     part, parts = run.row_share
     rng = np.random.default_rng(0)
