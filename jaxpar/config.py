@@ -59,6 +59,11 @@ class Start:
       compile_cache: keep compiled programs in `.cache` beside the run's folder, for the next start.
       profile: trace these steps of the run, first and last, into its folder: `10:13`.
       track: log the run's numbers to this service as well.
+      coordinator: host:port of process 0, for a run of several processes; `auto`: as jax finds it out itself. By
+        default JAX_COORDINATOR_ADDRESS, or what Slurm or Open MPI say, or one process alone.
+      processes: how many there are; by default JAX_NUM_PROCESSES, or what the launcher says.
+      process_id: which of them this is, from 0; by default JAX_PROCESS_ID, or what the launcher says.
+      heartbeat_timeout: seconds after which a process that is not heard of counts as dead, and the others end.
     """
 
     directory: Path | None = None
@@ -68,6 +73,10 @@ class Start:
     compile_cache: bool = True
     profile: str | None = None
     track: Service | None = None
+    coordinator: str | None = None
+    processes: int | None = None
+    process_id: int | None = None
+    heartbeat_timeout: int = 100
 
     def __post_init__(self) -> None:
         if self.profile is not None:

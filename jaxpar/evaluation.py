@@ -1,6 +1,6 @@
 """Evaluation over ragged batches: every row once, on any number of devices and processes."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +16,12 @@ HostBatch = Mapping[str, np.ndarray]
 
 
 def even_batches(
-    batches: Iterable[HostBatch], shards: int, check: Callable[[HostBatch], None]
+    batches: Iterable[HostBatch], shards: int, check: Callable[[HostBatch], None], givers: Sequence[int] = (0,)
 ) -> Iterator[tuple[HostBatch, np.ndarray, int]]:
     """-> batches filled up to a multiple of `shards` rows, float32[rows] 1.0 for real rows, real rows of all processes.
 
-    Every process goes on until the last one has no rows left, so that all of them enter the same programs.
+    Every process goes on until the last one has no rows left, so that all of them enter the same programs. `givers`:
+    the processes whose rows count; the others give the same rows as one of them.
     """
     iterator = iter(batches)
     last: HostBatch | None = None
@@ -37,7 +38,8 @@ def even_batches(
             raise BatchError("this process has no rows to evaluate while others have; give every process at least one")
         size = next_multiple(max(counts), shards)
         valid = (np.arange(size) < have).astype(np.float32)
-        yield {name: _fill(x, have, size) for name, x in last.items()}, valid, sum(counts)
+        rows = sum(counts[process] for process in givers)
+        yield {name: _fill(x, have, size) for name, x in last.items()}, valid, rows
 
 
 def _all_counts(have: int) -> list[int]:
@@ -47,7 +49,9 @@ def _all_counts(have: int) -> list[int]:
 
 
 def _fill(x: np.ndarray, have: int, size: int) -> np.ndarray:
-    """The first `have` rows of `x`, then its first row again and again."""
+    """The first `have` rows of `x`, then its first row, if it has any, again and again."""
+    if len(x) == 0:
+        return np.zeros((size, *x.shape[1:]), x.dtype)
     return np.asarray(x)[np.where(np.arange(size) < have, np.arange(size), 0)]
 
 

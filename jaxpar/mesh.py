@@ -127,6 +127,30 @@ def count(mesh: Mesh, axes: str | Sequence[str]) -> int:
     return prod(mesh.shape.get(a, 1) for a in names)
 
 
+def row_shares(mesh: Mesh) -> dict[int, tuple[int, int]]:
+    """process -> (i, n): its devices hold part i of n equal parts of a batch's rows.
+
+    Processes that differ in other axes alone hold the same part. Raises `PlanError` for a mesh on which a process holds
+    anything else.
+    """
+    names = [*(a for a in ROW_AXES if a in mesh.axis_names), *(a for a in mesh.axis_names if a not in ROW_AXES)]
+    shards = count(mesh, ROW_AXES)
+    devices = mesh.devices.transpose([mesh.axis_names.index(a) for a in names]).reshape(shards, -1)
+    held: dict[int, list[int]] = {}
+    for shard, holders in enumerate(devices):
+        for process in sorted({device.process_index for device in holders}):
+            held.setdefault(process, []).append(shard)
+    each = len(next(iter(held.values())))
+    for process, mine in sorted(held.items()):
+        if mine[0] % each or mine != list(range(mine[0], mine[0] + each)):
+            raise PlanError(
+                f"{shards} row shards on {len(held)} processes: each must hold one of equal parts, one shard after "
+                f"another, but process {process} holds shards {mine}; make data x expert, or the product of the other "
+                f"axes, a multiple of the devices of a process"
+            )
+    return {process: (mine[0] // each, shards // each) for process, mine in held.items()}
+
+
 def simulate(devices: int) -> None:
     """Makes this process see `devices` simulated CPU devices. Call it before anything else touches jax.
 
@@ -142,10 +166,10 @@ def simulate(devices: int) -> None:
         raise BackendError(
             f"simulate({devices}): jax has already started its devices ({error}); call it before any other use of jax"
         ) from error
-    found = jax.device_count()
+    found = jax.local_device_count()
     if found != devices:
         raise BackendError(f"simulate({devices}): jax shows {found} devices; unset XLA_FLAGS' device count, if any")
 
 
 def _simulates(devices: int) -> bool:
-    return jax.default_backend() == "cpu" and jax.device_count() == devices
+    return jax.default_backend() == "cpu" and jax.local_device_count() == devices

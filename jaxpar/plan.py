@@ -1,8 +1,10 @@
 """The plan: how a model is spread over a mesh. A value: frozen, printable, comparable, to and from a dict."""
 
 import difflib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
@@ -10,7 +12,7 @@ import jax.numpy as jnp
 from jaxpar.axis_rules import DEFAULT_RULES, NORM_POSITIONS, AxisRules
 from jaxpar.errors import PlanError
 from jaxpar.mesh import MeshShape
-from jaxpar.pipeline import SCHEDULES, Schedule, build, check, forward
+from jaxpar.pipeline import SCHEDULES, Schedule, build, check, forward, from_table
 from jaxpar.pipeline.layers import StageLayers, route, stage_layers
 
 Precision = Literal["float32", "bfloat16", "fp8"]
@@ -36,7 +38,7 @@ class Zero:
 class Pipeline:
     """A schedule and how layers are cut for it, see the fields of `Plan` of the same names."""
 
-    schedule: str
+    schedule: str | Schedule
     virtual_stages: int = 1
     stage_layers: tuple[int, ...] | None = None
     fill: bool = False
@@ -59,7 +61,8 @@ class Plan:
       param_dtype: what parameters are stored in between steps. Under bfloat16 use an optimizer that does not round
         small updates away: `OptimizerConfig.low_precision`, or the wrappers of `jaxpar.training.low_precision`.
       pipeline: the schedule that the stages of `pipe` play: see `jaxpar.pipeline.SCHEDULES` and docs/pipelines.md.
-        `Pipeline("interleaved", virtual_stages=2)` sets the next fields too.
+        `Pipeline("interleaved", virtual_stages=2)` sets the next fields too. A `Schedule` of one's own, or its clock
+        table as text (see `jaxpar.pipeline.from_table`), is played as it stands; it has one stack and is no V.
       virtual_stages: chunks of layers on each stage.
       stage_layers: how many layers each chunk has, in the order of the layers; None: as even as whole layers go.
       fill: zero-bubble schedules play weights' gradients where a stage would wait.
@@ -90,6 +93,8 @@ class Plan:
             for name in ("virtual_stages", "stage_layers", "fill"):
                 object.__setattr__(self, name, getattr(self.pipeline, name))
             object.__setattr__(self, "pipeline", self.pipeline.schedule)
+        if isinstance(self.pipeline, Schedule):
+            object.__setattr__(self, "pipeline", _clock_table(self.pipeline))
         if self.stage_layers is not None:
             object.__setattr__(self, "stage_layers", tuple(self.stage_layers))
         if problems := self._problems():
@@ -134,13 +139,17 @@ class Plan:
 
     def check_schedule(self, stages: int, lanes: int = 1) -> None:
         """Raises the errors of `schedule` without building it."""
-        if stages > 1:
+        if self._own_schedule is not None:
+            self._check_own(self._own_schedule, stages, lanes)
+        elif stages > 1:
             check(self.pipeline, stages, self.microbatches, self.virtual_stages, lanes=lanes, fill=self.fill)
         elif self.pipeline not in SCHEDULES:
             check(self.pipeline, 1, 1)
 
     def schedule(self, stages: int, lanes: int = 1) -> Schedule:
         """The schedule of one step. `lanes`: the model's stacks of layers. Raises `PlanError`."""
+        if stages > 1 and self._own_schedule is not None:
+            return self._own_schedule
         name = self.pipeline if stages > 1 else "1f1b"
         fill = self.fill and stages > 1
         return build(name, stages, self.microbatches, self.virtual_stages, lanes=lanes, fill=fill)
@@ -148,14 +157,13 @@ class Plan:
     def forward_schedule(self, stages: int, microbatches: int, lanes: int = 1) -> Schedule:
         """The schedule of a forward alone, over stages cut as `schedule` has them."""
         folded = self._folded(stages)
-        chunks = 2 if folded else self.virtual_stages
-        return forward(stages, microbatches, chunks, lanes=lanes, folded=folded)
+        return forward(stages, microbatches, self._chunks(stages), lanes=lanes, folded=folded)
 
     def stack_layers(self, stacks: Mapping[str, int], stages: int) -> dict[str, StageLayers]:
         """Which layers of each stack (name -> how many) lie on which stage. Raises `PlanError`."""
         self.check_schedule(stages, len(stacks))
         folded = self._folded(stages)
-        parts = route(stages, 2 if folded else self.virtual_stages, folded)
+        parts = route(stages, self._chunks(stages), folded)
         counts: Sequence[int] | None = self.stage_layers
         if counts is not None and len(counts) != len(parts) * len(stacks):
             raise PlanError(
@@ -170,6 +178,22 @@ class Plan:
 
     def _folded(self, stages: int) -> bool:
         return self.pipeline == "zero_bubble_v" and stages > 1
+
+    def _chunks(self, stages: int) -> int:
+        if stages > 1 and self._own_schedule is not None:
+            return self._own_schedule.chunks
+        return 2 if self._folded(stages) else self.virtual_stages
+
+    @property
+    def _own_schedule(self) -> Schedule | None:
+        return _read_table(self.pipeline) if "|" in self.pipeline else None
+
+    def _check_own(self, own: Schedule, stages: int, lanes: int) -> None:
+        found = {"stages": own.stages, "microbatches": own.microbatches, "stacks": 1}
+        needed = {"stages": stages, "microbatches": self.microbatches, "stacks": lanes}
+        wrong = [f"{found[what]} {what} where the plan has {n}" for what, n in needed.items() if found[what] != n]
+        if wrong and stages > 1:
+            raise PlanError(f"the pipeline's clock table is for {', '.join(wrong)}: change the one or the other")
 
     @property
     def shape(self) -> MeshShape:
@@ -230,3 +254,15 @@ class Plan:
     def __str__(self) -> str:
         changed = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default]
         return f"Plan({', '.join(changed)})"
+
+
+def _clock_table(schedule: Schedule) -> str:
+    """The whole schedule as text. Raises `PlanError` for what the text cannot say."""
+    if schedule.folded or len(set(schedule.lanes)) > 1:
+        raise PlanError(f"schedule {schedule.name!r}: one's own has one lane and is no V: name it instead")
+    return schedule.draw(width=sys.maxsize, rows=sys.maxsize)
+
+
+@cache
+def _read_table(text: str) -> Schedule:
+    return from_table(text)

@@ -21,7 +21,7 @@ from jaxpar.evaluation import EvaluationSums, even_batches
 from jaxpar.executor.options import init_options, step_options
 from jaxpar.executor.region import Region, Sums
 from jaxpar.executor.step import Metrics, gradients, metrics, row_ids, train_step
-from jaxpar.mesh import ROW_AXES, count
+from jaxpar.mesh import ROW_AXES, count, row_shares
 from jaxpar.placement import Placement, place, to_logical, to_storage
 from jaxpar.plan import Plan
 from jaxpar.state import StateLayout, TrainState
@@ -124,10 +124,24 @@ class Run:
 
     # -- batches --
 
+    @cached_property
+    def row_share(self) -> tuple[int, int]:
+        """(i, n): this process gives part i of n of each batch's rows, the same i where devices hold the same rows."""
+        return row_shares(self.mesh)[jax.process_index()]
+
+    @cached_property
+    def _givers(self) -> list[int]:
+        """One process for each part of the rows."""
+        shares = row_shares(self.mesh)
+        return list({shares[process]: process for process in sorted(shares, reverse=True)}.values())
+
     def put(self, batch: HostBatch) -> dict[str, Array]:
-        """This process's rows -> global arrays. Raises `BatchError` or `PlanError` before anything compiles."""
+        """This process's rows (see `row_share`) -> global arrays.
+
+        Raises `BatchError` or `PlanError` before anything compiles.
+        """
         self._check(batch)
-        rows = jax.process_count()
+        rows = self.row_share[1]
         shapes = {n: jax.ShapeDtypeStruct((x.shape[0] * rows, *x.shape[1:]), x.dtype) for n, x in batch.items()}
         if problems := batch_problems(shapes, self.batch_axes, self.plan):
             raise PlanError(problems)
@@ -146,7 +160,8 @@ class Run:
         check_batch(batch, self.batch_axes, self.structure.vocab_size)
 
     def _put(self, x: np.ndarray, spec: P) -> Array:
-        return jax.make_array_from_process_local_data(sharding(self.mesh, spec), x)
+        whole = (x.shape[0] * self.row_share[1], *x.shape[1:])
+        return jax.make_array_from_process_local_data(sharding(self.mesh, spec), x, whole)
 
     # -- work --
 
@@ -189,9 +204,9 @@ class Run:
         `loss`, each term's mean, `weight/<term>`, and `rows`. Sums are divided once: no mean is taken of means.
         """
         sums = EvaluationSums()
-        for batch, valid, rows in even_batches(batches, self._row_shards, self._check):
+        for batch, valid, rows in even_batches(batches, self._row_shards, self._check, self._givers):
             arrays = {name: self._put(x, batch_spec(self.batch_axes, name)) for name, x in batch.items()}
-            whole = rows == valid.size * jax.process_count()
+            whole = rows == valid.size * self.row_share[1]
             new = self._totals(state.params, arrays, state.key, self._put(valid, P(ROW_AXES)), one_by_one=not whole)
             sums.add(new, rows)
         return sums.result()
@@ -199,7 +214,7 @@ class Run:
     @property
     def _row_shards(self) -> int:
         """How many shards this process's rows are cut into."""
-        return max(1, count(self.mesh, ROW_AXES) // jax.process_count())
+        return count(self.mesh, ROW_AXES) // self.row_share[1]
 
     @cached_property
     def _totals(self) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
@@ -61,10 +62,12 @@ class Checkpoints:
 
     def latest(self) -> int | None:
         """The last complete checkpoint's step, the same on every process; None: there is none."""
-        last = max(self.steps(), default=-1)
-        if jax.process_count() > 1:  # a shared disk may show it to one process before another
-            last = int(multihost_utils.broadcast_one_to_all(jax.numpy.int32(last)))
+        last = _of_first_process(max(self.steps(), default=-1))
         return None if last < 0 else last
+
+    def has(self, step: int) -> bool:
+        """Whether there is a complete checkpoint of this step, the same on every process."""
+        return bool(_of_first_process(step in self.steps()))
 
     # -- saving --
 
@@ -76,7 +79,7 @@ class Checkpoints:
         """
         self.wait()
         step = int(state.step)
-        if step in self.steps():
+        if self.has(step):
             raise CheckpointError(f"{self.directory} holds a checkpoint of step {step} already: save to another folder")
         logical = run.to_logical(state)
         about = {"format": FORMAT, "plan": run.plan.to_dict(), "leaves": table(logical), "data": data}
@@ -169,6 +172,13 @@ class Checkpoints:
                 f"the checkpoint {self._path(step)} cannot be read: {_first_line(error)}. Others here: {others}; "
                 f"remove the damaged folder to continue from the last of them"
             ) from error
+
+
+def _of_first_process(number: int) -> int:
+    """A shared disk may show something to one process before another."""
+    if jax.process_count() == 1:
+        return number
+    return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
 
 
 def _first_line(error: Exception) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from jaxpar.checkpoint.checkpoints import Checkpoints
 from jaxpar.cli.compile_cache import use_compile_cache
 from jaxpar.cli.friendly import friendly_errors
+from jaxpar.cli.processes import Processes, check_alike, end_at_once, join
 from jaxpar.cli.run_directory import move_aside
 from jaxpar.config import RunConfig, Start, check_continues, default_directory, parse, save_config
 from jaxpar.mesh import simulate
@@ -49,8 +50,9 @@ def run_experiment(
     `more_callbacks(run_directory)`: hooks beside the usual ones; `arguments`: in place of `sys.argv[1:]`. A user's
     mistake ends the process with one message and status 2.
     """
-    with friendly_errors():
+    with end_at_once(), friendly_errors():
         config, start = parse(script, sys.argv[1:] if arguments is None else arguments, sys.argv[0])
+        join(Processes(start.coordinator, start.processes, start.process_id), start.heartbeat_timeout)
         if start.simulate is not None:
             simulate(start.simulate)
         directory = start.directory or default_directory(config, script)
@@ -68,10 +70,11 @@ class _Experiment:
         if self.start.compile_cache and not self.start.dry_run:
             use_compile_cache(self.directory.parent / ".cache")
         self_check()
-        dataset = self.config.data.build(jax.process_index(), jax.process_count())
+        check_alike(self._declared())
         run = self._program().on()
+        dataset = self.config.data.build(*run.row_share)
         stages = batch_stages(self.config.trainer.batch_warmup, dataset.share.rows, run.plan, len(run.structure.stacks))
-        _say(f"{jax.default_backend()}: {run.plan}, {run.mesh.size} devices\n{dataset.describe()}")
+        _say(f"{jax.default_backend()}: {run.plan}, {_devices(run)}\n{dataset.describe()}")
         if self.start.dry_run:
             return _dry_run(run, dataset)
         if not self.start.resume:
@@ -88,6 +91,12 @@ class _Experiment:
         state = self._state(run, data, checkpoints)
         self._prepare(run)
         return self._train(run, state, data, dataset, checkpoints, stages)
+
+    def _declared(self) -> dict[str, Any]:
+        """What must be the same on every process."""
+        start = self.start
+        options = {"directory": str(self.directory), "resume": start.resume, "dry_run": start.dry_run}
+        return self.config.to_dict() | {"start": options}
 
     def _program(self) -> Program:
         build = self.config.model.build
@@ -118,7 +127,7 @@ class _Experiment:
     def _train(
         self, run: Run, state: TrainState, data: Any, dataset: Any, checkpoints: Checkpoints, stages: list[Stage]
     ) -> int:
-        trainer, bigram = self.config.trainer, dataset.bigram_entropy
+        trainer = self.config.trainer
         callbacks: list[Callback] = [
             Evaluate(dataset.evaluations, trainer.evaluate_every),
             *([Guard(trainer.guard_every)] if trainer.guard_every else []),  # before what it guards is saved
@@ -126,13 +135,17 @@ class _Experiment:
             *([KeepBest(self.directory / "best")] if trainer.keep_best else []),
             *([Stragglers(say=_say)] if jax.process_count() > 1 else []),
         ]
+        bigram = None
         if jax.process_index() == 0:
+            bigram = dataset.bigram_entropy
             files = [MetricsLog(self.directory), ProgramFile(self.directory, bigram), Plots(self.directory, bigram)]
             callbacks += [*files, ProgressLog(bigram), *self._asked_for(), *self.more_callbacks(self.directory)]
         outcome = train(run, state, data, trainer.steps, callbacks, trainer.max_skips, self._known(), stages)
         if outcome.signal is not None:
             _say(f"stopped at step {outcome.step} of {trainer.steps}, saved; the same command goes on from there")
             return 128 + outcome.signal
+        if jax.process_index() != 0:  # what was recorded is with the first
+            return 0
         last = [r["validation_loss"] for r in read_records(self.directory) if "validation_loss" in r][-1]
         beside = "" if bigram is None else f", bigram entropy {bigram:.4f}"
         _say(f"done: validation loss {last:.4f}{beside} nats per token; see {self.directory}/")
@@ -153,6 +166,11 @@ def _dry_run(run: Run, dataset: Any) -> int:
     _, report = compile_step(run, run.put(next(dataset.train())))
     _say(f"\n{report.table()}")
     return 0
+
+
+def _devices(run: Run) -> str:
+    processes = jax.process_count()
+    return f"{run.mesh.size} devices" + (f" of {processes} processes" if processes > 1 else "")
 
 
 def _say(text: str) -> None:

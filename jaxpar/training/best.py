@@ -43,7 +43,7 @@ class KeepBest(Callback):
 
     def _save(self, loop: Loop) -> None:
         # A run that was killed comes past steps that it has been to.
-        if self._due and loop.step not in self._checkpoints.steps():
+        if self._due and not self._checkpoints.has(loop.step):
             self._note(loop.step)
             self._checkpoints.save(loop.run, loop.state, loop.data.get_state())
         self._due = False

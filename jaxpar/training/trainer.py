@@ -12,6 +12,7 @@ from jaxpar.errors import ConfigError
 from jaxpar.estimate.compile import StepReport, report
 from jaxpar.run import Run
 from jaxpar.state import TrainState
+from jaxpar.training.agreement import Agreement
 from jaxpar.training.batch_warmup import BatchStages, BatchWarmup, Stage
 from jaxpar.training.callbacks import Callback, Data, Loop
 from jaxpar.training.interrupts import Interrupts
@@ -57,7 +58,7 @@ class TrainerConfig:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: its state, and the signal that ended it, if one did."""
+    """How a run ended: its state, and the signal that ended it, if one did; the same on every process."""
 
     state: TrainState
     step: int
@@ -76,6 +77,7 @@ def train(
 ) -> Outcome:
     """Trains from `state`, which is donated, to step `steps`, or to the end of the step in which a signal comes.
 
+    Of several processes all end after the same step, the one after that in which the first of them got a signal.
     The devices are never waited for: a step's numbers (see `Meter`) are fetched when the next one is under way.
     `stages`: of a batch-size warm-up (see `batch_stages`). Raises `TrainingError` after `max_skips` skipped steps in a
     row.
@@ -88,8 +90,9 @@ def train(
         interrupts = stack.enter_context(Interrupts())
         for callback in callbacks:
             callback.on_start(loop)
-        stage = BatchStages(loop, stages)
-        while not loop.finished and interrupts.signal is None:
+        stage, agree = BatchStages(loop, stages), Agreement(run.mesh)
+        signal = agree(interrupts.signal)
+        while not loop.finished and signal is None:
             if stage.turn():
                 step = None
             with meter.waits():
@@ -104,10 +107,11 @@ def train(
             meter.started(metrics, batch)
             for callback in callbacks:
                 callback.on_step(loop)
+            signal = agree(interrupts.signal)
         meter.finish()
         for callback in callbacks:
             callback.on_end(loop)
-    return Outcome(loop.state, loop.step, interrupts.signal)
+    return Outcome(loop.state, loop.step, signal)
 
 
 def compile_step(run: Run, batch: Mapping[str, Any]) -> tuple[Any, StepReport]:
