@@ -31,6 +31,7 @@ class Placement:
       padded: sizes of the dims as stored.
       tensor_spec: which dims are split over `tensor`; nothing else.
       zero_dim: the dim that ZeRO splits over `ZERO_AXES`; None: replicated over them.
+      reduce_dtype: what the gradient is summed in over devices.
       notes: what a person should know, e.g. that the parameter is replicated although its rule names an axis.
     """
 
@@ -39,6 +40,7 @@ class Placement:
     tensor_spec: P
     zero_dim: int | None
     zero_stage: int
+    reduce_dtype: str
     notes: tuple[str, ...] = ()
 
     @property
@@ -130,7 +132,7 @@ def _place_one(info: ParamInfo, plan: Plan, mesh: Mesh) -> Placement:
         notes.append("no dim left for ZeRO: replicated over data")
     if tuple(padded) != info.dims:
         notes.append(f"stored padded: {info.dims} as {tuple(padded)}")
-    return Placement(info, tuple(padded), P(*spec), zero_dim, plan.zero, tuple(notes))
+    return Placement(info, tuple(padded), P(*spec), zero_dim, plan.zero, plan.reduce_dtype, tuple(notes))
 
 
 def _zero_dim(sizes: list[int], spec: list[str | None], shards: int) -> int | None:

@@ -155,7 +155,8 @@ class Region:
                 local, placements, self.plan.compute_dtype, stack.length, adds=self.plan.microbatches > 1
             )
             layer = partial(apply_layer, self.structure, stack)
-            gradient = LayerGradient(layer, self.plan.remat, self.plan.saved_names)
+            offloads = "activations" in self.plan.offload
+            gradient = LayerGradient(layer, self.plan.remat, self.plan.saved_names, offloads)
             loops[stack.name] = StackLoop(weights, gradient, depth)
             depth += stack.length
         return Executor(self.structure, self.placements, outer, loops, self.plan.compute_dtype)

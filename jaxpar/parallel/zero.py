@@ -8,7 +8,8 @@
 | 3 | sharded, gathered per layer | sharded | each microbatch: reduce-scatter |
 
 Within a node: shards lie in one node, and what has been scattered there is summed over the nodes, once a step.
-Source: Rajbhandari et al., ZeRO (2020); Zhao et al., PyTorch FSDP (2023). Sums are float32 whatever the compute dtype.
+Source: Rajbhandari et al., ZeRO (2020); Zhao et al., PyTorch FSDP (2023). Sums are float32 whatever the compute dtype;
+those over devices, not those over microbatches, are bfloat16 if the plan's `reduce_dtype` says so.
 """
 
 from collections.abc import Mapping
@@ -57,7 +58,7 @@ def _scatter_one(grad: Array, placement: Placement) -> Array:
 def _reduce_scatter(grad: Array, placement: Placement, lead: int = 0) -> Array:
     assert placement.zero_dim is not None
     spec = collectives.behind(lead, placement.tensor_spec)
-    return collectives.psum_scatter(grad, ZERO_AXES, lead + placement.zero_dim, spec)
+    return collectives.psum_scatter(grad, ZERO_AXES, lead + placement.zero_dim, spec, placement.reduce_dtype)
 
 
 def accumulator_shape(placement: Placement, shards: int) -> tuple[int, ...]:
@@ -77,12 +78,17 @@ def finish(grads: Params, placements: Placements) -> Params:
 def _finish_one(grad: Array, placement: Placement) -> Array:
     lead = len(placement.lead[2:])
     if not placement.scatters:
-        grad = collectives.psum(grad, REPLICA_AXES)
+        grad = _all_reduce(grad, placement, lead, REPLICA_AXES)
     elif not placement.scatters_each_microbatch:
         grad = _reduce_scatter(grad, placement, lead)
     if placement.scatters:
-        grad = collectives.psum(grad, (REPLICA,))
+        grad = _all_reduce(grad, placement, lead, (REPLICA,))
     if placement.info.stack is None:
         # Embedding and head are replicated over the stages.
-        return collectives.psum(grad, ("pipe",))
+        return _all_reduce(grad, placement, lead, ("pipe",))
     return lax.expand_dims(grad, (0, 1))
+
+
+def _all_reduce(grad: Array, placement: Placement, lead: int, axes: collectives.Axes) -> Array:
+    spec = collectives.behind(lead, placement.tensor_spec)
+    return collectives.psum_in(grad, axes, spec, placement.reduce_dtype)
