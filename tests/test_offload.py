@@ -135,8 +135,7 @@ def test_the_h100_program_keeps_the_moments_on_the_host():
     run, kept, _ = h100_step(mesh="data=4,tensor=2", zero=3)
     _, away, text = h100_step(mesh="data=4,tensor=2", zero=3, offload=("optimizer",))
     assert away.host_bytes == moments(run)
-    assert kept.peak_bytes - away.peak_bytes == moments(run)
-    assert away.temp_bytes == kept.temp_bytes
+    assert abs(kept.peak_bytes - away.peak_bytes - moments(run)) < 2**16  # the order of copies aligns temporaries anew
     assert "in host" in away.table() and "in host" not in kept.table()
     events = re.findall(r" copy-(start|done)\(", text)
     # The next leaf is under way while one is updated, and never much more.
@@ -152,5 +151,7 @@ def test_the_h100_program_keeps_what_layers_save_on_the_host(remat):
     _, away, text = h100_step(**plan, offload=("activations",))
     input_bytes = 16 // 4 * 2048 * LARGE.embed_dim * 2 * LARGE.num_layers
     assert away.host_bytes == input_bytes if remat == "full" else away.host_bytes > 5 * input_bytes
-    assert 0.8 * away.host_bytes < kept.peak_bytes - away.peak_bytes
+    # One layer's is on its way.
+    assert kept.peak_bytes - away.peak_bytes > away.host_bytes * (1 - 1 / LARGE.num_layers) - 2**16
+    assert away.opaque_calls == () and away.flops == kept.flops
     assert re.search(r"dynamic-update-slice-start\S* = ", text) and re.search(r"dynamic-slice-start\S* = ", text)
