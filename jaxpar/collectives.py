@@ -89,6 +89,26 @@ def _summed_in(dtype: Any, reduce: Callable[[Array], Array], tensor_spec: P) -> 
     return lambda x: nested(x.astype(dtype)).astype(x.dtype)
 
 
+def from_stage[T](tree: T, stage: int) -> T:
+    """What this stage of `pipe` has, on all of them; summed with zeros in at least float32."""
+    if not live(("pipe",)):
+        return tree
+    here = lax.axis_index("pipe") == stage
+
+    def share(x: Array) -> Array:
+        wide = jnp.promote_types(x.dtype, jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype
+        return psum(jnp.where(here, x, jnp.zeros_like(x)).astype(wide), ("pipe",)).astype(x.dtype)
+
+    return jax.tree.map(share, tree)
+
+
+def to_neighbour[T](tree: T, step: int, ring: bool) -> T:
+    """Every stage of `pipe` sends to the one `step` (1 or -1) on; `ring`: also from one end to the other."""
+    stages = axis_size("pipe")
+    pairs = [(s, (s + step) % stages) for s in range(stages) if ring or 0 <= s + step < stages]
+    return jax.tree.map(lambda x: lax.ppermute(x, "pipe", pairs), tree)
+
+
 def axis_size(axis: str) -> int:
     """How many devices the axis of the mesh in scope has; 1 where there is no mesh."""
     return jax.sharding.get_abstract_mesh().shape.get(axis, 1)

@@ -10,13 +10,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpar.axis_rules import AxisRules, next_multiple
 from jaxpar.collectives import live_spec
+from jaxpar.errors import PlanError
 from jaxpar.mesh import ZERO_AXES, MeshShape, count
+from jaxpar.pipeline.layers import StageLayers
 from jaxpar.plan import Plan
 from jaxpar.structure import ParamInfo, Params, Structure
 
@@ -32,6 +35,8 @@ class Placement:
       tensor_spec: which dims are split over `tensor`; nothing else.
       zero_dim: the dim that ZeRO splits over `ZERO_AXES`; None: replicated over them.
       reduce_dtype: what the gradient is summed in over devices.
+      layers: where a stack's layers lie; None: a parameter outside the stacks.
+      shared_over_pipe: the vocabulary, dim 0, is split over the stages as well, see `parallel.vocabulary`.
       notes: what a person should know, e.g. that the parameter is replicated although its rule names an axis.
     """
 
@@ -42,10 +47,18 @@ class Placement:
     zero_stage: int
     reduce_dtype: str
     notes: tuple[str, ...] = ()
+    layers: StageLayers | None = None
+    shared_over_pipe: bool = False
 
     @property
     def lead(self) -> tuple[int, ...]:
-        return () if self.info.stack is None else (1, 1, self.info.shape[0])
+        """`[virtual stage, stage, layer]` of a stack's parameter."""
+        return () if self.layers is None else (self.layers.chunks, self.layers.stages, self.layers.longest)
+
+    @property
+    def local_lead(self) -> tuple[int, ...]:
+        """`[virtual stage x layer]`: what a stage computes with and accumulates in."""
+        return () if self.layers is None else (self.layers.chunks * self.layers.longest,)
 
     @property
     def storage_shape(self) -> tuple[int, ...]:
@@ -71,6 +84,8 @@ class Placement:
 
     def _spec(self, sharded: bool, manual_only: bool) -> P:
         dims: list[Any] = [None] * len(self.padded) if manual_only else list(self.tensor_spec)
+        if self.shared_over_pipe:
+            dims[0] = "pipe" if manual_only else ("pipe", self.tensor_spec[0]) if self.tensor_spec[0] else "pipe"
         if sharded and self.zero_dim is not None:
             dims[self.zero_dim] = ZERO_AXES
         return P(*(STACK_SPEC if self.info.stack else ()), *dims)
@@ -85,7 +100,11 @@ class Placement:
 
 def place(structure: Structure, plan: Plan, mesh: Mesh) -> dict[str, Placement]:
     """The placement of every parameter; call `placement_problems` first."""
-    return {path: _place_one(info, plan, mesh) for path, info in structure.params.items()}
+    cut = plan.stack_layers(structure.stack_lengths, mesh.shape["pipe"])
+    return {
+        path: _place_one(info, plan, mesh, None if info.stack is None else cut[info.stack])
+        for path, info in structure.params.items()
+    }
 
 
 def placement_problems(structure: Structure, plan: Plan, shape: MeshShape) -> list[str]:
@@ -96,6 +115,10 @@ def placement_problems(structure: Structure, plan: Plan, shape: MeshShape) -> li
         found += wrong
         if not wrong:
             found += _dim_problems(info, plan.rules, shape)
+    try:
+        plan.stack_layers(structure.stack_lengths, shape.sizes["pipe"])
+    except PlanError as error:
+        found += error.problems
     return found
 
 
@@ -114,30 +137,36 @@ def _dim_problems(info: ParamInfo, rules: AxisRules, shape: MeshShape) -> list[s
     return found
 
 
-def _place_one(info: ParamInfo, plan: Plan, mesh: Mesh) -> Placement:
+def _place_one(info: ParamInfo, plan: Plan, mesh: Mesh, layers: StageLayers | None) -> Placement:
     padded, spec, notes = list(info.dims), [], []
+    shared = mesh.shape["pipe"] > 1 and layers is None and info.names[:1] == ("vocab",)
     for dim, (name, size) in enumerate(zip(info.names, info.dims, strict=True)):
         axis = plan.rules.axis(name)
         shards = 1 if axis is None else mesh.shape[axis]
         if size % shards and plan.rules.uneven.get(str(name)) == "replicate":
             notes.append(f"{name}={size} < {axis}={shards}: replicated over {axis}, each copy {shards // size} times")
             axis, shards = None, 1
-        padded[dim] = next_multiple(size, shards)
+        padded[dim] = next_multiple(size, shards * (mesh.shape["pipe"] if shared and dim == 0 else 1))
         spec.append(axis)
     zero_shards = count(mesh, ZERO_AXES)
-    zero_dim = _zero_dim(padded, spec, zero_shards) if plan.zero else None
+    taken = [True if shared and dim == 0 else axis is not None for dim, axis in enumerate(spec)]
+    zero_dim = _zero_dim(padded, taken, zero_shards) if plan.zero else None
     if zero_dim is not None:
         padded[zero_dim] = next_multiple(padded[zero_dim], zero_shards)
     elif plan.zero and zero_shards > 1:
         notes.append("no dim left for ZeRO: replicated over data")
+    if layers is not None and not layers.even:
+        notes.append(f"layers by stage: {', '.join(map(str, layers.counts))}; all stages hold {layers.longest}")
     if tuple(padded) != info.dims:
         notes.append(f"stored padded: {info.dims} as {tuple(padded)}")
-    return Placement(info, tuple(padded), P(*spec), zero_dim, plan.zero, plan.reduce_dtype, tuple(notes))
+    return Placement(
+        info, tuple(padded), P(*spec), zero_dim, plan.zero, plan.reduce_dtype, tuple(notes), layers, shared
+    )
 
 
-def _zero_dim(sizes: list[int], spec: list[str | None], shards: int) -> int | None:
+def _zero_dim(sizes: list[int], taken: list[bool], shards: int) -> int | None:
     """The dim with the least padding, then the largest; not one that `tensor` splits: its shards would interleave."""
-    free = [d for d, axis in enumerate(spec) if axis is None]
+    free = [d for d, is_taken in enumerate(taken) if not is_taken]
     if shards == 1 or not free:
         return None
     return min(free, key=lambda d: (next_multiple(sizes[d], shards) / max(sizes[d], 1), -sizes[d], d))
@@ -160,14 +189,38 @@ def unpad(x: Array, sizes: tuple[int, ...]) -> Array:
 
 def to_storage(params: Params, placements: Mapping[str, Placement]) -> Params:
     """Logical parameters (stacks in depth order) as they are stored."""
-    return {path: pad(x.reshape(placements[path].view_shape), placements[path].padded) for path, x in params.items()}
+    return {path: store_one(x, placements[path]) for path, x in params.items()}
 
 
 def to_logical(params: Params, placements: Mapping[str, Placement]) -> Params:
     """The inverse of `to_storage`."""
-    return {
-        path: unpad(x, placements[path].info.dims).reshape(placements[path].info.shape) for path, x in params.items()
-    }
+    return {path: logical_one(x, placements[path]) for path, x in params.items()}
+
+
+def store_one(x: Array, placement: Placement) -> Array:
+    """A logical parameter, or what an optimizer keeps for it in its shape, as it is stored."""
+    return pad(_by_stage(x, placement.layers), placement.padded)
+
+
+def logical_one(x: Array, placement: Placement) -> Array:
+    """The inverse of `store_one`."""
+    x = unpad(x, placement.info.dims)
+    if placement.layers is None:
+        return x
+    x = x.reshape(-1, *x.shape[3:])
+    return x if placement.layers.in_order else x[np.asarray(placement.layers.places)]
+
+
+def _by_stage(x: Array, layers: StageLayers | None) -> Array:
+    """Layers in depth order -> `[virtual stage, stage, layer]`, zeros where a stage has fewer."""
+    if layers is None:
+        return x
+    places = layers.chunks * layers.stages * layers.longest
+    if not layers.in_order:
+        depth = np.full(places, x.shape[0])
+        depth[list(layers.places)] = np.arange(x.shape[0])
+        x = x.at[depth].get(mode="fill", fill_value=0)
+    return x.reshape(layers.chunks, layers.stages, layers.longest, *x.shape[1:])
 
 
 def logical_sharding(placement: Placement, mesh: Mesh, spec: P) -> NamedSharding:

@@ -1,6 +1,7 @@
 """The plan: how a model is spread over a mesh. A value: frozen, printable, comparable, to and from a dict."""
 
 import difflib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
@@ -9,6 +10,8 @@ import jax.numpy as jnp
 from jaxpar.axis_rules import DEFAULT_RULES, NORM_POSITIONS, AxisRules
 from jaxpar.errors import PlanError
 from jaxpar.mesh import MeshShape
+from jaxpar.pipeline import SCHEDULES, Schedule, build, check, forward
+from jaxpar.pipeline.layers import StageLayers, route, stage_layers
 
 Precision = Literal["float32", "bfloat16"]
 Remat = Literal["none", "dots", "full"]
@@ -18,7 +21,7 @@ Offload = Literal["optimizer", "activations"]
 NAMED = "named:"
 
 # Axes that a mesh already has and no strategy uses yet.
-_SIZE_ONE_AXES = ("pipe", "seq", "expert")
+_SIZE_ONE_AXES = ("seq", "expert")
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,16 @@ class Zero:
 
     stage: int
     within_node: bool = False
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A schedule and how layers are cut for it, see the fields of `Plan` of the same names."""
+
+    schedule: str
+    virtual_stages: int = 1
+    stage_layers: tuple[int, ...] | None = None
+    fill: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,6 +59,11 @@ class Plan:
         bytes. Over microbatches they are summed in float32.
       param_dtype: what parameters are stored in between steps. Under bfloat16 use an optimizer that does not round
         small updates away: `OptimizerConfig.low_precision`, or the wrappers of `jaxpar.training.low_precision`.
+      pipeline: the schedule that the stages of `pipe` play: see `jaxpar.pipeline.SCHEDULES` and docs/pipelines.md.
+        `Pipeline("interleaved", virtual_stages=2)` sets the next fields too.
+      virtual_stages: chunks of layers on each stage.
+      stage_layers: how many layers each chunk has, in the order of the layers; None: as even as whole layers go.
+      fill: zero-bubble schedules play weights' gradients where a stage would wait.
       remat: what a layer saves for its backward: `none` recomputes nothing, `dots` keeps matmul results, `full` keeps
         the layer's input alone, `named:attention,mlp` the input and what the model calls so: its own `jaxpar.save`,
         and `attention`, the result of `ctx.attend`.
@@ -61,6 +79,10 @@ class Plan:
     precision: Precision = "float32"
     param_dtype: Precision = "float32"
     remat: Remat | str = "none"
+    pipeline: str = "1f1b"
+    virtual_stages: int = 1
+    stage_layers: tuple[int, ...] | None = None
+    fill: bool = False
     reduce_dtype: Precision = "float32"
     offload: tuple[Offload, ...] = ()
 
@@ -71,6 +93,12 @@ class Plan:
             object.__setattr__(self, "zero", self.zero.stage)
         if isinstance(self.offload, list):  # as JSON gives it back
             object.__setattr__(self, "offload", tuple(self.offload))
+        if isinstance(self.pipeline, Pipeline):
+            for name in ("virtual_stages", "stage_layers", "fill"):
+                object.__setattr__(self, name, getattr(self.pipeline, name))
+            object.__setattr__(self, "pipeline", self.pipeline.schedule)
+        if self.stage_layers is not None:
+            object.__setattr__(self, "stage_layers", tuple(self.stage_layers))
         if problems := self._problems():
             raise PlanError(problems)
         object.__setattr__(self, "offload", tuple(name for name in get_args(Offload) if name in self.offload))
@@ -96,8 +124,58 @@ class Plan:
             if self.shape.sizes[axis] != 1:
                 found.append(
                     f"mesh '{self.mesh}': axis {axis!r} needs size 1, found {self.shape.sizes[axis]}; "
-                    f"this version has no {axis} parallelism: use data and tensor"
+                    f"this version has no {axis} parallelism: use data, pipe and tensor"
                 )
+        return found + self._pipeline_problems()
+
+    def _pipeline_problems(self) -> list[str]:
+        stages = self.shape.sizes["pipe"]
+        if stages == 1 and (self.virtual_stages != 1 or self.stage_layers is not None or self.fill):
+            return [
+                f"virtual_stages={self.virtual_stages}, stage_layers={self.stage_layers}, fill={self.fill} need a "
+                f"pipeline; give the mesh stages, e.g. 'pipe=2', or leave them out"
+            ]
+        try:
+            # Stages that are what is left of the devices are checked when these are known.
+            self.check_schedule(max(stages, 1))
+        except PlanError as error:
+            return error.problems
+        return []
+
+    def check_schedule(self, stages: int, lanes: int = 1) -> None:
+        """Raises the errors of `schedule` without building it."""
+        if stages > 1:
+            check(self.pipeline, stages, self.microbatches, self.virtual_stages, lanes=lanes, fill=self.fill)
+        elif self.pipeline not in SCHEDULES:
+            check(self.pipeline, 1, 1)
+
+    def schedule(self, stages: int, lanes: int = 1) -> Schedule:
+        """The schedule of one step. `lanes`: the model's stacks of layers. Raises `PlanError`."""
+        name = self.pipeline if stages > 1 else "1f1b"
+        fill = self.fill and stages > 1
+        return build(name, stages, self.microbatches, self.virtual_stages, lanes=lanes, fill=fill)
+
+    def forward_schedule(self, stages: int, microbatches: int, lanes: int = 1) -> Schedule:
+        """The schedule of a forward alone, over stages cut as `schedule` has them."""
+        folded = self._folded(stages)
+        chunks = 2 if folded else self.virtual_stages
+        return forward(stages, microbatches, chunks, lanes=lanes, folded=folded)
+
+    def stack_layers(self, stacks: Mapping[str, int], stages: int) -> dict[str, StageLayers]:
+        """Which layers of each stack (name -> how many) lie on which stage. Raises `PlanError`."""
+        self.check_schedule(stages, len(stacks))
+        folded = self._folded(stages)
+        parts = route(stages, 2 if folded else self.virtual_stages, folded)
+        counts: Sequence[int] | None = self.stage_layers
+        if counts is not None and len(counts) != len(parts) * len(stacks):
+            raise PlanError(
+                f"stage_layers={counts} needs {len(parts) * len(stacks)} numbers: stages x virtual stages x stacks = "
+                f"{stages} x {len(parts) // stages} x {len(stacks)}"
+            )
+        found = {}
+        for i, (name, layers) in enumerate(stacks.items()):
+            own = None if counts is None else counts[i * len(parts) : (i + 1) * len(parts)]
+            found[name] = stage_layers(name, layers, parts, own)
         return found
 
     def _offload_problems(self) -> list[str]:
@@ -105,6 +183,9 @@ class Plan:
         if isinstance(self.offload, tuple) and all(name in legal for name in self.offload):
             return []
         return [f"offload={self.offload!r}: needs a tuple of {', '.join(map(repr, legal))}; () for nothing"]
+
+    def _folded(self, stages: int) -> bool:
+        return self.pipeline == "zero_bubble_v" and stages > 1
 
     @property
     def shape(self) -> MeshShape:

@@ -15,7 +15,7 @@ from jaxtyping import Int
 from jaxpar import offload
 from jaxpar.collectives import sharding
 from jaxpar.optimizer_state import leaf_placements
-from jaxpar.placement import Placement, logical_sharding, pad, unpad
+from jaxpar.placement import Placement, logical_one, logical_sharding, pad, store_one, unpad
 from jaxpar.structure import Params
 
 
@@ -98,7 +98,7 @@ class StateLayout:
         """Every parameter, and what the optimizer keeps for it, in its logical shape with layers in depth order."""
 
         def convert(x: Array, p: Placement | None) -> Array:
-            return x if p is None else unpad(x, p.info.dims).reshape(p.info.shape)
+            return x if p is None else logical_one(x, p)
 
         return self._convert(state, convert)
 
@@ -106,7 +106,7 @@ class StateLayout:
         """The inverse of `to_logical`."""
 
         def convert(x: Array, p: Placement | None) -> Array:
-            return x if p is None else pad(x.reshape(p.view_shape), p.padded)
+            return x if p is None else store_one(x, p)
 
         return self._convert(state, convert)
 

@@ -57,6 +57,11 @@ class Structure:
         return sum(s.length for s in self.stacks)
 
     @property
+    def stack_lengths(self) -> dict[str, int]:
+        """How many layers each stack has, by name, in depth order."""
+        return {stack.name: stack.length for stack in self.stacks}
+
+    @property
     def vocab_size(self) -> int | None:
         """The size of the dims named `vocab`, if the model has one."""
         sizes = {n for i in self.params.values() for name, n in zip(i.names, i.dims, strict=True) if name == "vocab"}

@@ -21,9 +21,10 @@ import optax
 import jaxpar
 from experiments.bench.overhead import Case, Timing, timed
 from jaxpar.estimate.hardware import device
+from jaxpar.plan import Offload
 from models.llama import LlamaConfig
 
-KINDS: Mapping[str, tuple[str, ...]] = {
+KINDS: Mapping[str, tuple[Offload, ...]] = {
     "optimizer": ("optimizer",),
     "activations": ("activations",),
     "both": ("optimizer", "activations"),
@@ -41,7 +42,7 @@ CLUSTER, ROWS, LENGTH = "1x8xh100", 16, 4096
 class Step:
     """One plan's step, compiled, with its state."""
 
-    def __init__(self, case: Case, offload: tuple[str, ...]):
+    def __init__(self, case: Case, offload: tuple[Offload, ...]):
         plan = jaxpar.Plan(case.mesh, offload=offload)
         self.run = jaxpar.Program(case.config.build, optax.adamw(3e-4), plan).on(jax.devices()[:1])
         self.batch, self.state = self.run.put(case.batch()), self.run.init()

@@ -10,6 +10,7 @@ from jaxpar.cli.check import check
 from jaxpar.cli.friendly import friendly_errors
 from jaxpar.cli.generate import generate_command
 from jaxpar.cli.report import report
+from jaxpar.cli.timeline import timeline_command
 from jaxpar.cli.tokenize import tokenize_command
 from jaxpar.errors import ConfigError
 
@@ -41,6 +42,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "check": (check, "compare a model on meshes with the model on one device"),
     "report": (report, "make one HTML page of a run"),
     "generate": (generate_command, "continue a prompt with the model of a run"),
+    "timeline": (timeline_command, "draw a pipeline schedule, and say what it costs"),
     "tokenize": (tokenize_command, "write text as token ids, for corpora larger than memory"),
 }
 

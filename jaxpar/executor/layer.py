@@ -103,8 +103,12 @@ class LayerGradient:
         (y, _), vjp, totals = jax.vjp(run, weights, x, has_aux=True)
         return y, vjp, totals
 
+    def moves(self, x: Any) -> bool:
+        """Whether something saved of this shape lies in host memory."""
+        return self.offloads and offload.worth_moving(x)
+
     def _move(self, saved: list[Array], move: Callable[[Array], Array]) -> list[Array]:
-        return [move(x) if self.offloads and offload.worth_moving(x) else x for x in saved]
+        return [move(x) if self.moves(x) else x for x in saved]
 
     def _by_name(self, primitive: Any, *_: Any, **params: Any) -> bool:
         if primitive.name != "name" or params["name"] not in self.names:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -14,14 +15,17 @@ from jax.sharding import PartitionSpec as P
 from jaxpar import collectives
 from jaxpar.batch import BatchAxes, batch_spec, local_positions
 from jaxpar.errors import ModelError, PlanError
+from jaxpar.executor.chunks import Chunks
+from jaxpar.executor.ends import Batch, Ends
 from jaxpar.executor.layer import LayerGradient, Totals, apply_layer
-from jaxpar.executor.microbatch import Batch, Executor, add_totals, start
-from jaxpar.executor.stacks import StackLoop
+from jaxpar.executor.player import Player
 from jaxpar.executor.weights import StackWeights, zeros
-from jaxpar.mesh import MANUAL_AXES, ROW_AXES, ZERO_AXES, count
+from jaxpar.mesh import MANUAL_AXES, REPLICA_AXES, ROW_AXES, ZERO_AXES, count
 from jaxpar.model import Context, Term
 from jaxpar.parallel import zero
 from jaxpar.parallel.attention import attend_on_tensor_shards
+from jaxpar.pipeline.layers import StageLayers
+from jaxpar.pipeline.table import lower
 from jaxpar.placement import Placement
 from jaxpar.plan import Plan
 from jaxpar.structure import Params, Structure
@@ -92,37 +96,51 @@ class Region:
 
     def _gradients(self, params: Params, batch: Batch, rows: Array, key: Array) -> tuple[Params, Sums]:
         params, batch, rows, key = collectives.vary((params, batch, rows, key))
-        executor = self._executor(params)
-        terms = self._terms(executor, batch)
-        weights = {name: collectives.psum(t.weight, MANUAL_AXES) for name, t in terms.items()}
+        ends = self._ends(params)
+        terms = self._terms(ends, batch)
+        weights = {name: self._sum(t.weight) for name, t in terms.items()}
         scales = collectives.vary({name: _scale(terms[name], w) for name, w in weights.items()})
         batches, split_rows = _split((batch, rows), self.plan.microbatches)
         contexts = self._context(batches, split_rows, key, train=True)
-        carry = start(list(terms), zeros(self.placements, count(self.mesh, ZERO_AXES)), executor.loops)
-        carry = executor.step(batches, contexts, scales, carry)
-        self._check_saved(executor)
-        totals = {name: collectives.psum(t, MANUAL_AXES) for name, t in carry.totals.items()}
-        return zero.finish(carry.grads, self.placements), Sums(totals, weights, _coefs(terms))
+        table = lower(self.plan.schedule(self._stages, len(self.structure.stacks)))
+        player = Player(table, ends, self._chunks(params), batches, contexts, scales)
+        start = zeros(self.placements, count(self.mesh, ZERO_AXES))
+        by_lane = [{path: start[path] for path in self.structure.stack_params(s)} for s in self.structure.stacks]
+        totals, grads, outer = player.play(_zero_totals(terms), by_lane, {path: start[path] for path in self._outer})
+        self._check_saved(player)
+        for stack in grads:
+            outer = outer | stack
+        totals = {name: collectives.psum(t, MANUAL_AXES) for name, t in totals.items()}
+        return zero.finish(outer, self.placements), Sums(totals, weights, _coefs(terms))
 
     def _totals(self, params: Params, batch: Batch, rows: Array, key: Array, valid: Array, *, one_by_one: bool) -> Sums:
         params, batch, rows, key, valid = collectives.vary((params, batch, rows, key, valid))
-        executor = self._executor(params)
-
-        def part(sums: tuple[Totals, Totals], inputs: tuple[Batch, Context, Array]) -> Any:
-            batch, ctx, valid = inputs
-            weights = {name: t.weight for name, t in self._terms(executor, batch).items()}
-            return _add_valid(sums, (executor.evaluate(batch, ctx), weights), valid[0]), None
-
-        batches, split_rows, split_valid = _split((batch, rows, valid), valid.shape[0] if one_by_one else 1)
+        ends = self._ends(params)
+        parts = self._evaluation_parts(valid.shape[0], one_by_one)
+        batches, split_rows, split_valid = _split((batch, rows, valid), parts)
+        counts = split_valid[:, 0] > 0
         contexts = self._context(batches, split_rows, key, train=False)
-        terms = self._terms(executor, batch)
-        none = collectives.vary({name: jnp.zeros((), jnp.float32) for name in terms})
-        sums, _ = jax.lax.scan(part, (none, none), (batches, contexts, split_valid))
-        totals, weights = jax.tree.map(partial(collectives.psum, axes=MANUAL_AXES), sums)
-        return Sums(totals, weights, _coefs(terms))
+        table = lower(self.plan.forward_schedule(self._stages, parts, len(self.structure.stacks)))
+        player = Player(table, ends, self._chunks(params), batches, contexts, None, counts)
+        terms = self._terms(ends, batch)
+        totals, _, _ = player.play(_zero_totals(terms), [], {})
+        weights = jax.lax.map(lambda part: {n: t.weight for n, t in self._terms(ends, part).items()}, batches)
+        # `where`, not a product: a row that does not count may hold anything, infinities too.
+        weights = {name: self._sum(jnp.sum(jnp.where(counts, w, 0.0))) for name, w in weights.items()}
+        return Sums({name: collectives.psum(t, MANUAL_AXES) for name, t in totals.items()}, weights, _coefs(terms))
 
-    def _terms(self, executor: Executor, batch: Batch) -> dict[str, Term]:
-        terms = self.structure.outer(executor.outer).terms(batch)
+    def _evaluation_parts(self, rows: int, one_by_one: bool) -> int:
+        """How many parts a device's rows are evaluated in: enough to fill a pipeline, if they divide."""
+        if one_by_one:
+            return rows
+        return self.plan.microbatches if self._stages > 1 and rows % self.plan.microbatches == 0 else 1
+
+    def _sum(self, x: Array) -> Array:
+        """The sum over the step of what every stage of the pipeline has computed alike."""
+        return collectives.from_stage(collectives.psum(x, REPLICA_AXES), 0)
+
+    def _terms(self, ends: Ends, batch: Batch) -> dict[str, Term]:
+        terms = self.structure.outer(ends.outer).terms(batch)
         wrong = [name for name, t in terms.items() if not isinstance(t, Term) or jnp.shape(t.weight) != ()]
         if wrong or not terms:
             raise ModelError(
@@ -130,8 +148,8 @@ class Region:
             )
         return {name: Term(collectives.vary(jnp.asarray(t.weight, jnp.float32)), t.coef) for name, t in terms.items()}
 
-    def _check_saved(self, executor: Executor) -> None:
-        met = set().union(*(loop.gradient.met for loop in executor.loops.values()))
+    def _check_saved(self, player: Player) -> None:
+        met = set().union(*(chunks.gradient.met for chunks in player.chunks))
         if unknown := [name for name in self.plan.saved_names if name not in met]:
             raise PlanError(
                 f"remat={self.plan.remat!r}: no layer saves {', '.join(map(repr, unknown))}; name it in the layer with "
@@ -142,24 +160,30 @@ class Region:
     def _outer(self) -> dict[str, Placement]:
         return {path: p for path, p in self.placements.items() if p.info.stack is None}
 
-    def _executor(self, params: Params) -> Executor:
+    @property
+    def _stages(self) -> int:
+        return self.mesh.shape["pipe"]
+
+    def _ends(self, params: Params) -> Ends:
         # In float32: a bfloat16 head would round the gradient of its weights before it is summed.
         outer = zero.fetch({path: params[path] for path in self._outer}, self._outer)
-        outer = jax.tree.map(_at_least_float32, outer)
-        loops, depth = {}, 0
+        return Ends(self.structure, self.placements, jax.tree.map(_at_least_float32, outer), self.plan.compute_dtype)
+
+    def _chunks(self, params: Params) -> tuple[Chunks, ...]:
+        found, depth = [], 0
         for stack in self.structure.stacks:
             placements = {path: self.placements[path] for path in self.structure.stack_params(stack)}
-            # [virtual stage, stage, layer, ...]: without a pipeline the first two have size 1.
-            local = {path: params[path].reshape(params[path].shape[2:]) for path in placements}
-            weights = StackWeights(
-                local, placements, self.plan.compute_dtype, stack.length, adds=self.plan.microbatches > 1
-            )
-            layer = partial(apply_layer, self.structure, stack)
-            offloads = "activations" in self.plan.offload
+            layers = next(iter(placements.values())).layers
+            assert layers is not None
+            # [virtual stage, this stage, layer, ...] -> [place, ...].
+            local = {path: params[path].reshape(-1, *params[path].shape[3:]) for path in placements}
+            adds = self._stages > 1 or self.plan.microbatches > 1
+            weights = StackWeights(local, placements, self.plan.compute_dtype, adds)
+            layer, offloads = partial(apply_layer, self.structure, stack), "activations" in self.plan.offload
             gradient = LayerGradient(layer, self.plan.remat, self.plan.saved_names, offloads)
-            loops[stack.name] = StackLoop(weights, gradient, depth)
+            found.append(Chunks(weights, gradient, _depths(layers, depth), not layers.even, layers.longest))
             depth += stack.length
-        return Executor(self.structure, self.placements, outer, loops, self.plan.compute_dtype)
+        return tuple(found)
 
     def _context(self, batches: Batch, rows: Array, key: Array, train: bool) -> Context:
         """Contexts with the microbatches in front of every array."""
@@ -209,7 +233,12 @@ def _scale(term: Term, weight: Array) -> Array:
     return jnp.where(weight > 0, term.coef / jnp.where(weight > 0, weight, 1.0), 0.0)
 
 
-def _add_valid(sums: tuple[Totals, Totals], new: tuple[Totals, Totals], valid: Array) -> Any:
-    # `where`, not a product: a row that does not count may hold anything, infinities too.
-    masked = jax.tree.map(lambda x: jnp.where(valid > 0, x, 0.0), new)
-    return tuple(add_totals(s, n) for s, n in zip(sums, masked, strict=True))
+def _zero_totals(terms: dict[str, Term]) -> Totals:
+    return collectives.vary({name: jnp.zeros((), jnp.float32) for name in terms})
+
+
+def _depths(layers: StageLayers, first: int) -> Array:
+    """int32[place] of this stage: depth in the whole model; -1 where it holds no layer."""
+    table = np.asarray([layers.depths(stage) for stage in range(layers.stages)], np.int32)
+    table = np.where(table >= 0, table + first, -1).reshape(layers.stages, -1)
+    return collectives.vary(jnp.asarray(table)[collectives.axis_index("pipe")])

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxpar import collectives
-from jaxpar.executor.microbatch import Batch
+from jaxpar.executor.ends import Batch
 from jaxpar.executor.region import Region, Sums
 from jaxpar.mesh import ROW_AXES
 from jaxpar.state import StateLayout, TrainState

@@ -20,14 +20,13 @@ from jaxpar.structure import Params
 
 @dataclass(frozen=True)
 class StackWeights:
-    """`params`: local storage of one stack, `[layer, *dims]`; `dtype`: what the layers compute in; `adds`: whether a
-    step has several microbatches, whose gradients add up.
+    """`params`: what this stage stores of one stack, `[place, *dims]`; `dtype`: what the layers compute in; `adds`:
+    whether a layer's gradient is made of several.
     """
 
     params: Params
     placements: Mapping[str, Placement]
     dtype: Any
-    layers: int
     adds: bool
 
     @property
@@ -40,13 +39,13 @@ class StackWeights:
         """Whether returning a gradient communicates, so that it is worth doing a layer behind."""
         return any(p.scatters_each_microbatch for p in self.placements.values())
 
-    def fetch(self, layer: Array | int) -> Params:
+    def fetch(self, place: Array | int) -> Params:
         """The weights of one layer, whole, unpadded, in the compute dtype."""
-        shards = {path: lax.dynamic_index_in_dim(x, layer, 0, keepdims=False) for path, x in self.params.items()}
+        shards = {path: lax.dynamic_index_in_dim(x, place, 0, keepdims=False) for path, x in self.params.items()}
         return zero.fetch(shards, self.placements, self.dtype)
 
     def hold(self) -> Params:
-        """What is carried between loops: the first layer's weights, if they are fetched ahead."""
+        """What is carried between loops, at the start: the first layer's weights, if they are fetched ahead."""
         return self.fetch(0) if self.ahead else {}
 
     def pending(self) -> Params:
@@ -58,25 +57,25 @@ class StackWeights:
             for path, p in self.placements.items()
         }
 
-    def accumulate(self, total: Params, grads: Params, layer: Array | int) -> Params:
-        """Puts one layer's scattered gradients in place: added, or alone if the step has only these."""
+    def accumulate(self, total: Params, grads: Params, place: Array | int) -> Params:
+        """Puts one layer's scattered gradients in place: added, or alone if there are no others."""
 
         def put(path: str, acc: Array) -> Array:
             new = grads[path]
             if self.adds:
-                new = lax.dynamic_index_in_dim(acc, layer, 0, keepdims=False) + new
-            acc = lax.dynamic_update_index_in_dim(acc, new, layer, 0)
+                new = lax.dynamic_index_in_dim(acc, place, 0, keepdims=False) + new
+            acc = lax.dynamic_update_index_in_dim(acc, new, place, 0)
             return collectives.constrain(acc, collectives.behind(1, self.placements[path].tensor_spec))
 
         return {path: put(path, acc) for path, acc in total.items()}
 
 
 def zeros(placements: Mapping[str, Placement], shards: int) -> Params:
-    """Accumulators for every parameter, float32, as `zero.scatter` returns them, a stack's layers in front."""
+    """Accumulators for every parameter, float32, as `zero.scatter` returns them, a stack's places in front."""
 
     def make(p: Placement) -> Array:
         acc = collectives.vary(jnp.zeros(zero.accumulator_shape(p, shards), jnp.float32))
-        return collectives.constrain(acc, collectives.behind(len(p.lead[2:]), p.tensor_spec))
+        return collectives.constrain(acc, collectives.behind(len(p.local_lead), p.tensor_spec))
 
     return {path: make(p) for path, p in placements.items()}
 

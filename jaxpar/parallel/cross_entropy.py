@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Float, Int
 
 from jaxpar.axis_rules import next_multiple
-from jaxpar.collectives import axis_size, constrain, vary
+from jaxpar.collectives import axis_index, axis_size, constrain, live, psum, vary
+from jaxpar.parallel import vocabulary
 
 _MASKED = -1e30
 
@@ -34,7 +35,8 @@ def cross_entropy(
     logit is computed twice. `label_smoothing` spreads this share of each target evenly over the whole vocabulary
     (Szegedy et al., 2016). A target outside the vocabulary contributes `log sum exp` alone: check ids before.
     """
-    return _total(_Options(targets.size, chunk, label_smoothing), *_by_token(x, kernel, targets, weights))
+    options, kernel, targets = _options(kernel, targets, chunk, label_smoothing)
+    return _total(options, *_by_token(x, kernel, targets, weights))
 
 
 def cross_entropy_and_z_loss(
@@ -51,14 +53,26 @@ def cross_entropy_and_z_loss(
     Two totals for two terms of the objective. The gradient computes the logits again: how the two weigh is not known
     before, and unit gradients of both would take a matmul and a table more.
     """
-    return _totals(_Options(targets.size, chunk, label_smoothing), *_by_token(x, kernel, targets, weights))
+    options, kernel, targets = _options(kernel, targets, chunk, label_smoothing)
+    return _totals(options, *_by_token(x, kernel, targets, weights))
 
 
 @dataclass(frozen=True)
 class _Options:
+    """`vocab`: rows of the whole table; `shared`: each stage of a pipeline has a slice of it, padded at the end."""
+
     tokens: int
     chunk: int
     smoothing: float
+    vocab: int
+    shared: bool
+
+
+def _options(kernel, targets, chunk: int, smoothing: float):  # type: ignore[no-untyped-def]
+    """-> options, kernel, and the targets counted from where this stage's slice starts."""
+    kernel, vocab, start = vocabulary.slice_of(kernel)
+    options = _Options(targets.size, chunk, smoothing, vocab, start is not None)
+    return options, kernel, targets if start is None else targets - start
 
 
 def _by_token(x, kernel, targets, weights):  # type: ignore[no-untyped-def]
@@ -104,14 +118,14 @@ _totals.defvjp(_totals_fwd, _totals_bwd)
 
 def _forward(options, x_ND, kernel_VD, targets_N, weights_N):  # type: ignore[no-untyped-def]
     """-> the totals of cross-entropy and z-loss; XLA leaves out the one that nobody reads."""
-    table, vocab = _padded_table(kernel_VD, x_ND.dtype), kernel_VD.shape[0]
+    table, rows = _padded_table(kernel_VD, x_ND.dtype), _rows(options, kernel_VD)
 
     def body(totals, chunk):  # type: ignore[no-untyped-def]
         x_CD, targets_C, weights_C = chunk
-        logits_CV = _logits(x_CD, table, vocab)
-        lse_C = _lse(logits_CV)[0]
-        losses_C = lse_C - _expected(logits_CV, targets_C, vocab, options.smoothing)
-        return (totals[0] + jnp.sum(weights_C * losses_C), totals[1] + jnp.sum(weights_C * lse_C**2)), None
+        logits_CV = _logits(x_CD, table, rows)
+        lse_C, expected_C, _ = _statistics(options, logits_CV, targets_C, rows)
+        losses_C = lse_C - expected_C
+        return vary((totals[0] + jnp.sum(weights_C * losses_C), totals[1] + jnp.sum(weights_C * lse_C**2))), None
 
     zero = jnp.zeros((), jnp.float32)
     return lax.scan(body, vary((zero, zero)), _chunks(options, x_ND, targets_N, weights_N))[0]
@@ -122,15 +136,15 @@ def _gradients(options, x_ND, kernel_VD, targets_N, weights_N, g):  # type: igno
 
     `g`: how much cross-entropy and z-loss count; None: the unit gradient of cross-entropy alone.
     """
-    table, vocab = _padded_table(kernel_VD, x_ND.dtype), kernel_VD.shape[0]
+    table, rows = _padded_table(kernel_VD, x_ND.dtype), _rows(options, kernel_VD)
 
     def body(carry, chunk):  # type: ignore[no-untyped-def]
         total, dkernel_VD = carry
         x_CD, targets_C, weights_C = chunk
-        logits_CV = _logits(x_CD, table, vocab)
-        lse_C, softmax_CV = _lse(logits_CV)
-        losses_C = dweights_C = lse_C - _expected(logits_CV, targets_C, vocab, options.smoothing)
-        dlogits_CV = softmax_CV - _share(logits_CV, targets_C, vocab, options.smoothing)
+        logits_CV = _logits(x_CD, table, rows)
+        lse_C, expected_C, softmax_CV = _statistics(options, logits_CV, targets_C, rows)
+        losses_C = dweights_C = lse_C - expected_C
+        dlogits_CV = softmax_CV - _share(options, logits_CV, targets_C, rows)
         if g is not None:
             dlogits_CV = g[0] * dlogits_CV + 2 * g[1] * lse_C[:, None] * softmax_CV
             dweights_C = g[0] * losses_C + g[1] * lse_C**2
@@ -138,12 +152,23 @@ def _gradients(options, x_ND, kernel_VD, targets_N, weights_N, g):  # type: igno
         dx_CD = _dot("cv,vd->cd", dlogits_CV, table)
         dkernel_VD = dkernel_VD + _dot("cv,cd->vd", dlogits_CV, x_CD)
         dkernel_VD = constrain(dkernel_VD, P("tensor", None))
-        return (total + jnp.sum(weights_C * losses_C), dkernel_VD), (constrain(dx_CD, P(None, None)), dweights_C)
+        total = total + jnp.sum(weights_C * losses_C)
+        return vary((total, dkernel_VD)), vary((constrain(dx_CD, P(None, None)), dweights_C))
 
     start = vary((jnp.zeros((), jnp.float32), jnp.zeros(table.shape, jnp.float32)))
     (total, dkernel), (dx, dweights) = lax.scan(body, start, _chunks(options, x_ND, targets_N, weights_N))
     dx_ND, dweights_N = dx.reshape(-1, x_ND.shape[1])[: options.tokens], dweights.reshape(-1)[: options.tokens]
-    return total, (dx_ND, dkernel[:vocab], dweights_N)
+    if options.shared:
+        dx_ND = vary(psum(dx_ND, ("pipe",)))
+    return total, (dx_ND, dkernel[: kernel_VD.shape[0]], dweights_N)
+
+
+def _rows(options, kernel_VD):  # type: ignore[no-untyped-def]
+    """How many of the first rows of this table are words: the rest is padding."""
+    if not options.shared:
+        return kernel_VD.shape[0]
+    size = kernel_VD.shape[0]
+    return size if axis_size("pipe") * size == options.vocab else options.vocab - axis_index("pipe") * size
 
 
 def _chunks(options, *arrays):  # type: ignore[no-untyped-def]
@@ -166,36 +191,41 @@ def _padded_table(kernel_VD, dtype):  # type: ignore[no-untyped-def]
     return constrain(padded.astype(dtype), P("tensor", None))
 
 
-def _logits(x_CD, table_VD, vocab: int):  # type: ignore[no-untyped-def]
+def _logits(x_CD, table_VD, rows):  # type: ignore[no-untyped-def]
     logits_CV = constrain(_dot("cd,vd->cv", x_CD, table_VD), P(None, "tensor"))
-    if table_VD.shape[0] == vocab:
+    if isinstance(rows, int) and rows == table_VD.shape[0]:
         return logits_CV
-    return jnp.where(_ids(logits_CV) < vocab, logits_CV, _MASKED)
+    return jnp.where(_ids(logits_CV) < rows, logits_CV, _MASKED)
 
 
-def _lse(logits_CV):  # type: ignore[no-untyped-def]
-    """-> log sum exp [C], softmax [C, V]."""
+def _statistics(options, logits_CV, targets_C, rows):  # type: ignore[no-untyped-def]
+    """-> log sum exp [C], the mean logit under the target distribution [C], softmax [C, V]; summed over the stages."""
     top_C1 = jnp.max(logits_CV, axis=1, keepdims=True)
+    if options.shared:
+        top_C1 = lax.pmax(top_C1, live(("pipe",)))
     exp_CV = jnp.exp(logits_CV - top_C1)
     sum_C1 = jnp.sum(exp_CV, axis=1, keepdims=True)
-    return (top_C1 + jnp.log(sum_C1))[:, 0], exp_CV / sum_C1
+    expected_C = _expected(options, logits_CV, targets_C, rows)
+    if options.shared:
+        sum_C1, expected_C = psum(jnp.stack([sum_C1[:, 0], expected_C]), ("pipe",))
+        sum_C1 = sum_C1[:, None]
+    return (top_C1 + jnp.log(sum_C1))[:, 0], expected_C, exp_CV / sum_C1
 
 
-def _expected(logits_CV, targets_C, vocab: int, smoothing: float):  # type: ignore[no-untyped-def]
-    """The mean logit under the target distribution [C]."""
+def _expected(options, logits_CV, targets_C, rows):  # type: ignore[no-untyped-def]
     at_target_C = jnp.sum(jnp.where(_ids(logits_CV) == targets_C[:, None], logits_CV, 0.0), axis=1)
-    if smoothing == 0.0:
+    if options.smoothing == 0.0:
         return at_target_C
-    mean_C = jnp.sum(jnp.where(_ids(logits_CV) < vocab, logits_CV, 0.0), axis=1) / vocab
-    return (1 - smoothing) * at_target_C + smoothing * mean_C
+    mean_C = jnp.sum(jnp.where(_ids(logits_CV) < rows, logits_CV, 0.0), axis=1) / options.vocab
+    return (1 - options.smoothing) * at_target_C + options.smoothing * mean_C
 
 
-def _share(logits_CV, targets_C, vocab: int, smoothing: float):  # type: ignore[no-untyped-def]
+def _share(options, logits_CV, targets_C, rows):  # type: ignore[no-untyped-def]
     """The target distribution [C, V]: nothing of it falls on what pads the vocabulary."""
     one_hot_CV = _ids(logits_CV) == targets_C[:, None]
-    if smoothing == 0.0:
+    if options.smoothing == 0.0:
         return one_hot_CV
-    return (1 - smoothing) * one_hot_CV + smoothing / vocab * (_ids(logits_CV) < vocab)
+    return (1 - options.smoothing) * one_hot_CV + options.smoothing / options.vocab * (_ids(logits_CV) < rows)
 
 
 def _ids(logits_CV):  # type: ignore[no-untyped-def]

@@ -15,15 +15,31 @@ from jaxtyping import Float, Int
 
 from jaxpar import collectives
 from jaxpar.axis_rules import next_multiple
+from jaxpar.parallel import vocabulary
 
 _TABLE = P("tensor", None)
 
 
 def embedding_lookup(table: Float[Array, "v d"], ids: Int[Array, "*n"]) -> Float[Array, "*n d"]:
-    """`table[ids]`, the table split over `tensor` by vocabulary. Ids outside it give zeros: check them before."""
-    vocab = table.shape[0]
-    padded = jnp.pad(table, [(0, next_multiple(vocab, collectives.axis_size("tensor")) - vocab), (0, 0)])
-    return _lookup(padded.shape[0], padded, ids)
+    """`table[ids]`, the table split over `tensor` by vocabulary. Ids outside it give zeros: check them before.
+
+    In a pipeline each stage looks up what lies in its slice, and the parts are summed over `pipe`.
+    """
+    table, _, start = vocabulary.slice_of(table)
+    rows = table.shape[0]
+    padded = jnp.pad(table, [(0, next_multiple(rows, collectives.axis_size("tensor")) - rows), (0, 0)])
+    if start is None:
+        return _lookup(padded.shape[0], padded, ids)
+    return _sum_over_stages(_lookup(padded.shape[0], padded, _places(ids - start, rows, padded.shape[0])))
+
+
+@jax.custom_vjp
+def _sum_over_stages(x: Array) -> Array:
+    return collectives.vary(collectives.psum(x, ("pipe",)))
+
+
+# Every stage has the whole gradient already.
+_sum_over_stages.defvjp(lambda x: (_sum_over_stages(x), None), lambda _, grad: (grad,))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -53,6 +69,10 @@ _lookup.defvjp(_lookup_fwd, _lookup_bwd)
 
 
 def _local_ids(ids: Array, rows: int) -> Array:
-    """Places in this device's part; absent ids lie past its end, since a negative place would count from there."""
-    local = ids - collectives.axis_index("tensor") * rows
-    return jnp.where(local >= 0, local, rows)
+    """Places in this device's part of the table."""
+    return _places(ids - collectives.axis_index("tensor") * rows, rows, rows)
+
+
+def _places(places: Array, rows: int, past_the_end: int) -> Array:
+    """What is absent lies past the end: a negative place would count from there, and another part may follow."""
+    return jnp.where((places >= 0) & (places < rows), places, past_the_end)

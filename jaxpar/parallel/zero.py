@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from jaxpar import collectives
 from jaxpar.mesh import REPLICA, REPLICA_AXES, ZERO_AXES
@@ -40,6 +40,8 @@ def _fetch_one(x: Array, placement: Placement, dtype: Any) -> Array:
     if placement.gathers:
         assert placement.zero_dim is not None
         x = collectives.all_gather(x, ZERO_AXES, placement.zero_dim, placement.tensor_spec)
+    if placement.shared_over_pipe:
+        return unpad(x, (x.shape[0], *placement.info.dims[1:]))
     return unpad(x, placement.info.dims)
 
 
@@ -49,7 +51,8 @@ def scatter(grads: Params, placements: Placements) -> Params:
 
 
 def _scatter_one(grad: Array, placement: Placement) -> Array:
-    grad = pad(grad.astype(jnp.float32), placement.padded)
+    sizes = placement.padded if not placement.shared_over_pipe else (grad.shape[0], *placement.padded[1:])
+    grad = pad(grad.astype(jnp.float32), sizes)
     if placement.scatters_each_microbatch:
         return _reduce_scatter(grad, placement)
     return collectives.constrain(grad, placement.tensor_spec)
@@ -62,31 +65,35 @@ def _reduce_scatter(grad: Array, placement: Placement, lead: int = 0) -> Array:
 
 
 def accumulator_shape(placement: Placement, shards: int) -> tuple[int, ...]:
-    """Local shape (over the manual axes) of what `scatter` returns, with the layers of a stack in front."""
+    """Local shape (over the manual axes) of what `scatter` returns, a stack's places in front."""
     sizes = list(placement.padded)
+    if placement.shared_over_pipe:
+        sizes[0] //= collectives.axis_size("pipe")
     if placement.scatters_each_microbatch:
         assert placement.zero_dim is not None
         sizes[placement.zero_dim] //= shards
-    return (*placement.lead[2:], *sizes)
+    return (*placement.local_lead, *sizes)
 
 
 def finish(grads: Params, placements: Placements) -> Params:
-    """What remains to be reduced at the end of the step; `grads` have a stack's layers in front."""
+    """What remains to be reduced at the end of the step; `grads` have a stack's places in front."""
     return {path: _finish_one(g, placements[path]) for path, g in grads.items()}
 
 
 def _finish_one(grad: Array, placement: Placement) -> Array:
-    lead = len(placement.lead[2:])
+    lead = len(placement.local_lead)
     if not placement.scatters:
         grad = _all_reduce(grad, placement, lead, REPLICA_AXES)
     elif not placement.scatters_each_microbatch:
         grad = _reduce_scatter(grad, placement, lead)
     if placement.scatters:
         grad = _all_reduce(grad, placement, lead, (REPLICA,))
-    if placement.info.stack is None:
-        # Embedding and head are replicated over the stages.
-        return _all_reduce(grad, placement, lead, ("pipe",))
-    return lax.expand_dims(grad, (0, 1))
+    if placement.layers is not None:
+        return grad.reshape(placement.layers.chunks, 1, placement.layers.longest, *grad.shape[1:])
+    if placement.shared_over_pipe:
+        return grad
+    # All stages have computed the same.
+    return collectives.from_stage(grad, 0)
 
 
 def _all_reduce(grad: Array, placement: Placement, lead: int, axes: collectives.Axes) -> Array:

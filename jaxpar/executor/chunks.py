@@ -1,0 +1,175 @@
+"""The loop over the layers of a chunk, forward and backward, between ring buffers.
+
+A place counts the layers that a stage holds of one stack: `chunk * longest + layer`. What a layer saves is written in
+place into the slot that the schedule's table gives, `[slot, layer, ...]`, so that nothing is stacked and copied.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxpar import collectives, offload
+from jaxpar.executor.layer import LayerGradient, Totals
+from jaxpar.executor.weights import StackWeights, barrier
+from jaxpar.model import Context
+from jaxpar.parallel import zero
+from jaxpar.structure import Params
+
+Saved = list[Array]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class At:
+    """Where one task is played, int32 scalars that may differ between stages.
+
+    Attributes:
+      first: the place of the chunk's first layer.
+      then: the place whose weights are needed next, in whatever task comes next.
+      saved: slot of the ring buffer of saved activations.
+      valid: bool; None: on every stage. Where it is False, nothing that is computed counts.
+    """
+
+    first: Array
+    then: Array
+    saved: Array
+    valid: Array | None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Pending:
+    """A gradient whose reduction waits for the next layer's matmuls, and the place it belongs to."""
+
+    grads: Params
+    place: Array
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """One stack on this stage under one plan. `depths`: int32[place], in the whole model; negative: no layer."""
+
+    weights: StackWeights
+    gradient: LayerGradient
+    depths: Array
+    padded: bool
+    longest: int
+
+    def forward(self, x: Any, held: Params, saved: Saved, ctx: Context, at: At) -> tuple[Any, Params, Saved, Totals]:
+        """-> output, the weights fetched ahead, the buffers, totals."""
+
+        def body(carry: Any, i: Array) -> Any:
+            x, held, saved = carry
+            place = at.first + i
+            weights, held = self._next(held, place, jnp.where(i == self.longest - 1, at.then, place + 1))
+            y, totals, leaves = self.gradient.forward(weights, x, self._context(ctx, place))
+            y, totals = self._where(place, None, (y, totals), (x, _zeros(totals)))
+            saved = [write(buffer, leaf, at.saved, i) for buffer, leaf in zip(saved, leaves, strict=True)]
+            return (y, held, saved), totals
+
+        (y, held, saved), totals = lax.scan(body, (x, held, saved), jnp.arange(self.longest))
+        return y, held, saved, _masked(at.valid, jax.tree.map(jnp.sum, totals))
+
+    def evaluate(self, x: Any, held: Params, ctx: Context, at: At) -> tuple[Any, Params, Totals]:
+        """`forward` that saves nothing."""
+
+        def body(carry: Any, i: Array) -> Any:
+            x, held = carry
+            place = at.first + i
+            weights, held = self._next(held, place, jnp.where(i == self.longest - 1, at.then, place + 1))
+            y, totals = self.gradient.layer(weights, x, self._context(ctx, place))
+            y, totals = self._where(place, None, (y, totals), (x, _zeros(totals)))
+            return (y, held), totals
+
+        (y, held), totals = lax.scan(body, (x, held), jnp.arange(self.longest))
+        return y, held, _masked(at.valid, jax.tree.map(jnp.sum, totals))
+
+    def backward(
+        self, dy: Any, held: Params, pending: Pending, total: Params, saved: Saved, ctx: Context, scales: Totals, at: At
+    ) -> tuple[Any, Params, Pending, Params]:
+        """-> gradient of the input, the weights fetched ahead, the gradient not yet reduced, the accumulators."""
+
+        def body(carry: Any, i: Array) -> Any:
+            dy, held, pending, total = carry
+            place = at.first + i
+            weights, held = self._next(held, place, jnp.where(i == 0, at.then, place - 1))
+            if self.weights.behind:
+                scattered = zero.scatter(pending.grads, self.weights.placements)
+            leaves = [read(buffer, at.saved, i) for buffer in saved]
+            grads, dx = self.gradient.backward(weights, leaves, self._context(ctx, place), dy, scales)
+            grads, dx = self._where(place, at.valid, grads, _zeros(grads)), self._where(place, None, dx, dy)
+            if self.weights.behind:
+                dx, scattered = barrier(dx, scattered)
+                total = self.weights.accumulate(total, scattered, pending.place)
+                return (dx, held, Pending(grads, collectives.vary(place)), total), None
+            grads = zero.scatter(grads, self.weights.placements)
+            return (dx, held, pending, self.weights.accumulate(total, grads, place)), None
+
+        (dx, held, pending, total), _ = lax.scan(
+            body, (dy, held, pending, total), jnp.arange(self.longest), reverse=True
+        )
+        return dx, held, pending, total
+
+    def pending(self) -> Pending:
+        return Pending(self.weights.pending(), collectives.vary(jnp.zeros((), jnp.int32)))
+
+    def flush(self, pending: Pending, total: Params) -> Params:
+        """Returns the very last gradient of the step."""
+        if not self.weights.behind:
+            return total
+        grads = zero.scatter(pending.grads, self.weights.placements)
+        return self.weights.accumulate(total, grads, pending.place)
+
+    def buffers(self, slots: int, x: Any, ctx: Context) -> Saved:
+        """Empty ring buffers for what `forward` saves of inputs like `x`."""
+
+        shapes = jax.eval_shape(lambda x, ctx: self.gradient.forward(self.weights.fetch(0), x, ctx)[2], x, ctx)
+        empty = [collectives.vary(jnp.zeros((slots, self.longest, *s.shape), s.dtype)) for s in shapes]
+        return [offload.to_host(x) if self.gradient.moves(s) else x for x, s in zip(empty, shapes, strict=True)]
+
+    def _next(self, held: Params, now: Array, then: Array) -> tuple[Params, Params]:
+        """This layer's weights, and what is to be carried: the weights of the layer after it, if fetched ahead."""
+        if self.weights.ahead:
+            return held, self.weights.fetch(then)
+        return self.weights.fetch(now), held
+
+    def _context(self, ctx: Context, place: Array) -> Context:
+        return ctx.at_depth(self.depths[place])
+
+    def _where[T](self, place: Array, valid: Array | None, played: T, otherwise: T) -> T:
+        """`otherwise` where the place holds no layer, or the task is not valid."""
+        if self.padded:
+            there = self.depths[place] >= 0
+            valid = there if valid is None else there & valid
+        return _select(valid, played, otherwise)
+
+
+def read(buffer: Array, *slots: Array) -> Array:
+    """`buffer[slots]`, by as many leading dims."""
+    start = _start(buffer, slots)
+    sizes = (*(1,) * len(slots), *buffer.shape[len(slots) :])
+    return lax.dynamic_slice(buffer, start, sizes).reshape(buffer.shape[len(slots) :])
+
+
+def write(buffer: Array, x: Array, *slots: Array) -> Array:
+    """Puts `x` at `buffer[slots]`."""
+    return lax.dynamic_update_slice(buffer, x.reshape((1,) * len(slots) + x.shape), _start(buffer, slots))
+
+
+def _start(buffer: Array, slots: tuple[Array, ...]) -> list[Array]:
+    return [*slots, *(jnp.zeros((), jnp.int32) for _ in range(buffer.ndim - len(slots)))]
+
+
+def _select[T](valid: Array | None, new: T, old: T) -> T:
+    return new if valid is None else jax.tree.map(lambda n, o: jnp.where(valid, n, o), new, old)
+
+
+def _masked[T](valid: Array | None, tree: T) -> T:
+    return _select(valid, tree, _zeros(tree))
+
+
+def _zeros[T](tree: T) -> T:
+    return jax.tree.map(jnp.zeros_like, tree)

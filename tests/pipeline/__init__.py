@@ -1,0 +1,1 @@
+"""Pipeline schedules, without a device."""
