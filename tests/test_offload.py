@@ -86,8 +86,7 @@ def test_large_state_waits_on_the_host_and_counters_stay(run):
 
 def test_a_step_gives_its_state_away_and_a_skipped_one_keeps_it(run):
     """Otherwise host memory is needed twice, or a bad step would overwrite what waits there."""
-    old = run.init(0)
-    before = jax.device_get(old.opt_state)
+    old, before = run.init(0), jax.device_get(run.init(0).opt_state)  # a view from the host would keep `old` alive
     batch = make_batch("ones", 8, MODEL.vocab_size)
     new, metrics = run.step(old, run.put(batch | {"weights": np.zeros_like(batch["weights"])}))
     assert float(metrics["skipped"]) == 1
