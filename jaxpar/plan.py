@@ -13,7 +13,8 @@ from jaxpar.mesh import MeshShape
 from jaxpar.pipeline import SCHEDULES, Schedule, build, check, forward
 from jaxpar.pipeline.layers import StageLayers, route, stage_layers
 
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "bfloat16", "fp8"]
+ParamDtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "dots", "full"]
 Offload = Literal["optimizer", "activations"]
 
@@ -54,7 +55,8 @@ class Plan:
       microbatches: per step and replica; the rows of a step are worked through in this many parts.
       sequence_sharded_norms: norms and residuals between tensor-parallel matmuls hold 1/tensor of the positions
         (Korthikanti et al., 2022).
-      precision: dtype of the layers' compute.
+      precision: dtype of the layers' compute. `fp8` is bfloat16 with the layers' matmuls of weights in float8 (see
+        `docs/optimizers.md`); embedding and head have none of it.
       reduce_dtype: what gradients are summed in over devices, whatever `precision` is; `bfloat16` moves half the
         bytes. Over microbatches they are summed in float32.
       param_dtype: what parameters are stored in between steps. Under bfloat16 use an optimizer that does not round
@@ -77,13 +79,13 @@ class Plan:
     microbatches: int = 1
     sequence_sharded_norms: bool = False
     precision: Precision = "float32"
-    param_dtype: Precision = "float32"
+    param_dtype: ParamDtype = "float32"
     remat: Remat | str = "none"
     pipeline: str = "1f1b"
     virtual_stages: int = 1
     stage_layers: tuple[int, ...] | None = None
     fill: bool = False
-    reduce_dtype: Precision = "float32"
+    reduce_dtype: ParamDtype = "float32"
     offload: tuple[Offload, ...] = ()
 
     def __post_init__(self) -> None:
@@ -113,9 +115,9 @@ class Plan:
             found.append(f"microbatches={self.microbatches!r}: needs a whole number from 1 on")
         for name, value, legal in (
             ("precision", self.precision, get_args(Precision)),
-            ("param_dtype", self.param_dtype, get_args(Precision)),
+            ("param_dtype", self.param_dtype, get_args(ParamDtype)),
             ("remat", self.remat, (*get_args(Remat), f"{NAMED}<name>,<name>")),
-            ("reduce_dtype", self.reduce_dtype, get_args(Precision)),
+            ("reduce_dtype", self.reduce_dtype, get_args(ParamDtype)),
         ):
             if value not in legal and not (name == "remat" and self.saved_names):
                 found.append(f"{name}={value!r}: needs one of {', '.join(legal)}")
@@ -223,7 +225,8 @@ class Plan:
 
     @property
     def compute_dtype(self) -> Any:
-        return jnp.dtype(self.precision)
+        """Of the layers' activations."""
+        return jnp.dtype("bfloat16" if self.precision == "fp8" else self.precision)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -13,6 +13,7 @@ from jaxpar.errors import PlanError
 from jaxpar.estimate.compile import StepReport, report
 from jaxpar.estimate.hardware import Cluster
 from jaxpar.estimate.topology import topology_devices
+from jaxpar.executor.float8 import float8_problems
 from jaxpar.mesh import make_mesh
 from jaxpar.placement import placement_problems
 from jaxpar.plan import Plan
@@ -54,8 +55,8 @@ class Program:
 
         `shapes`: of one whole step's batch (see `token_shapes`); `devices`: how many there will be (default: all here).
         """
-        problems: list[str] = []
         plan = self.plan
+        problems = float8_problems(plan)
         try:
             plan = plan.resolve(jax.device_count() if devices is None else devices)
         except PlanError as error:

@@ -8,6 +8,7 @@ import pytest
 from jaxpar.config import RunConfig, Start, changes, check_continues, default_directory, parse, save_config
 from jaxpar.data.text import TextData
 from jaxpar.errors import ConfigError
+from jaxpar.training.groups import ParameterGroup
 from models.llama import LlamaConfig
 
 CONFIG = RunConfig(
@@ -34,6 +35,22 @@ def test_a_command_line_overrides_every_part():
     assert parse(CONFIG, [], "script.py") == (CONFIG, Start())
 
 
+def test_groups_of_parameters_are_given_as_words():
+    """Otherwise what is frozen, or decays, could only be changed in a script."""
+    groups = (
+        ParameterGroup("*embedding", learning_rate=0.5, weight_decay=0.0),
+        ParameterGroup("blocks.attention.*", frozen=True),
+    )
+    words = ["*embedding:weight_decay=0,learning-rate=0.5", "blocks.attention.*:frozen"]
+    config, _ = parse(CONFIG, ["--optimizer.groups", *words, "--trainer.steps", "3"], "script.py")
+    assert config.optimizer.groups == groups and config.trainer.steps == 3
+    assert tuple(ParameterGroup.parse(str(group)) for group in groups) == groups
+    # A script's own groups stay, until the command line gives others, or none.
+    script = replace(CONFIG, optimizer=replace(CONFIG.optimizer, groups=groups))
+    assert parse(script, [], "script.py")[0].optimizer.groups == groups
+    assert parse(script, ["--optimizer.groups"], "script.py")[0].optimizer.groups == ()
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -42,6 +59,9 @@ def test_a_command_line_overrides_every_part():
         ("--plan.zero 7", "zero=7: needs 0, 1, 2 or 3"),
         ("--data.rows 0", "rows must be at least 1"),
         ("--track wandbb", "wandb"),
+        ("--optimizer.groups a.*:lr=3", "lr=3 is nothing that it can have; write PATTERN:learning_rate=0.5"),
+        ("--optimizer.groups a.*:frozen b.*", "'b.*' needs a pattern, a colon and what holds for it"),
+        ("--optimizer.groups a.*:weight_decay=-1", "'a.*:weight_decay=-1.0': learning_rate and weight_decay must be 0"),
     ],
 )
 def test_a_wrong_key_or_value_ends_with_a_message_that_names_it(line, message, capsys):
@@ -50,7 +70,7 @@ def test_a_wrong_key_or_value_ends_with_a_message_that_names_it(line, message, c
         parse(CONFIG, line.split(), "script.py")
     assert ended.value.code == 2
     error = capsys.readouterr().err
-    assert message in error and "Traceback" not in error
+    assert message in " ".join(error.replace("│", " ").split()) and "Traceback" not in error
 
 
 def test_no_simulated_devices_are_refused():

@@ -21,6 +21,7 @@ from jaxpar.run import Run
 from jaxpar.self_check import self_check
 from jaxpar.state import TrainState
 from jaxpar.structure import inspect_model
+from jaxpar.training.batch_warmup import Stage, batch_stages
 from jaxpar.training.best import KeepBest
 from jaxpar.training.callbacks import Callback
 from jaxpar.training.evaluate import Evaluate
@@ -69,6 +70,7 @@ class _Experiment:
         self_check()
         dataset = self.config.data.build(jax.process_index(), jax.process_count())
         run = self._program().on()
+        stages = batch_stages(self.config.trainer.batch_warmup, dataset.share.rows, run.plan, len(run.structure.stacks))
         _say(f"{jax.default_backend()}: {run.plan}, {run.mesh.size} devices\n{dataset.describe()}")
         if self.start.dry_run:
             return _dry_run(run, dataset)
@@ -85,7 +87,7 @@ class _Experiment:
         data = dataset.train()
         state = self._state(run, data, checkpoints)
         self._prepare(run)
-        return self._train(run, state, data, dataset, checkpoints)
+        return self._train(run, state, data, dataset, checkpoints, stages)
 
     def _program(self) -> Program:
         build = self.config.model.build
@@ -113,7 +115,9 @@ class _Experiment:
             save_config(self.config, self.directory)
             (self.directory / "sharding.txt").write_text(sharding_table(run) + "\n")
 
-    def _train(self, run: Run, state: TrainState, data: Any, dataset: Any, checkpoints: Checkpoints) -> int:
+    def _train(
+        self, run: Run, state: TrainState, data: Any, dataset: Any, checkpoints: Checkpoints, stages: list[Stage]
+    ) -> int:
         trainer, bigram = self.config.trainer, dataset.bigram_entropy
         callbacks: list[Callback] = [
             Evaluate(dataset.evaluations, trainer.evaluate_every),
@@ -125,7 +129,7 @@ class _Experiment:
         if jax.process_index() == 0:
             files = [MetricsLog(self.directory), ProgramFile(self.directory, bigram), Plots(self.directory, bigram)]
             callbacks += [*files, ProgressLog(bigram), *self._asked_for(), *self.more_callbacks(self.directory)]
-        outcome = train(run, state, data, trainer.steps, callbacks, trainer.max_skips, self._known())
+        outcome = train(run, state, data, trainer.steps, callbacks, trainer.max_skips, self._known(), stages)
         if outcome.signal is not None:
             _say(f"stopped at step {outcome.step} of {trainer.steps}, saved; the same command goes on from there")
             return 128 + outcome.signal

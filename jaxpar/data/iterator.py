@@ -57,6 +57,22 @@ class RowIterator(Iterator[Batch]):
         self.close()
         self._start_at(state["rows_consumed"])
 
+    def resize(self, batch_rows: int) -> None:
+        """From the next batch on, batches of so many rows over all processes; the stream of rows is the same.
+
+        Raises DataError where this process's share of them is no whole number of rows.
+        """
+        if batch_rows == self._batch_rows:
+            return
+        ends = (self._local.start, self._local.stop)
+        if any(end is not None and end * batch_rows % self._batch_rows for end in ends):
+            raise DataError(f"a batch of {batch_rows} rows cannot be shared as one of {self._batch_rows} rows was")
+        consumed = self.get_state()["rows_consumed"]
+        self._local = slice(*(None if end is None else end * batch_rows // self._batch_rows for end in ends))
+        self._batch_rows = batch_rows
+        self.close()
+        self._start_at(consumed)
+
     def _identity(self) -> dict[str, Any]:
         return {"rows": len(self._rows), "fingerprint": self._rows.fingerprint, "seed": self._seed}
 

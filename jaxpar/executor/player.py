@@ -6,7 +6,7 @@ microbatches. Without a pipeline this is the schedule of one stage: a forward an
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -82,6 +82,9 @@ class Player:
             for lane, chunks in enumerate(self.chunks):
                 carry[f"saved.{lane}"] = chunks.buffers(self.table.sizes[f"saved.{lane}"], x, ctx)
                 carry[f"pending.{lane}"], carry[f"grads.{lane}"] = chunks.pending(), grads[lane]
+                if self.table.schedule.split:
+                    slots = self.table.sizes[f"between.{lane}"]
+                    carry[f"between.{lane}"] = chunks.between_buffers(slots, x, ctx, self.scales)
         for i, slot in enumerate(self.table.schedule.slots):
             if self._stages > 1 and slot.kind == Kind.F:
                 carry[f"sent.{i}"] = {step: x for step in self._steps}
@@ -110,16 +113,19 @@ class Player:
 
     def _tick(self, segment: Segment, carry: Carry, row: Row) -> Carry:
         schedule = self.table.schedule
-        carry = self._arrive(segment, carry, row)
+        carry = self._arrive(segment, row, carry, Kind.F)
+        travelling = self._departures(segment, carry)
         first, last = 0, len(self.chunks) - 1
         for i, slot in enumerate(schedule.slots):
             if (slot.kind, slot.lane) == (Kind.F, first):
                 carry = self._end(segment, "embed", self._embed, carry, row, ["inputs"])
-            play = {Kind.F: self._forward, Kind.B: self._backward, Kind.W: self._weights}[slot.kind]
             when = True if i in segment.always else row.played[i] if i in segment.sometimes else False
+            if when is not True and when is not False:
+                carry = self._with_now(carry, i)
             if when is not False:
-                carry = _maybe(when, partial(play, segment, i, row), carry, self._touched(i))
+                carry = _maybe(when, partial(self._slot, segment, i, row), carry, self._touched(segment, i))
             if (slot.kind, slot.lane) == (Kind.F, last):
+                carry = self._land(segment, i, row, carry, travelling)
                 touched = ["totals"] + (["cotangents", "outer"] if self.scales is not None else [])
                 carry = self._end(segment, "head", partial(self._head, i), carry, row, touched)
             if (slot.kind, slot.lane) == (Kind.B, first):
@@ -135,16 +141,63 @@ class Player:
         when = True if there.all() else row.ends[name] != NONE
         return _maybe(when, partial(play, row), carry, touched)
 
-    def _touched(self, i: int) -> list[str]:
+    def _touched(self, segment: Segment, i: int) -> list[str]:
+        own, sent = self._changes(i), [f"sent.{i}"] if self._sends(i) else []
+        return [*own, *sent, *(self._weights_change(i) if self._fills(segment, i) else [])]
+
+    def _changes(self, i: int) -> list[str]:
+        """What a slot's own task changes, but for what it sends."""
         slot = self.table.schedule.slots[i]
-        lane = slot.lane
+        if slot.kind == Kind.W:
+            return self._weights_change(i)
+        held, now = f"held.{slot.lane}", f"{_NOW}{i}"
         if slot.kind == Kind.F:
-            names = [f"held.{lane}", "totals", "inputs", f"{_NOW}{i}"]
-            names += [f"saved.{lane}"] if self.scales is not None else []
-            return names + ([f"sent.{i}"] if self._stages > 1 else [])
-        return [f"held.{lane}", f"pending.{lane}", f"grads.{lane}", "cotangents", f"sent.{i}"]
+            return [held, "totals", "inputs", now, *([f"saved.{slot.lane}"] if self.scales is not None else [])]
+        split = self.table.schedule.split
+        return [held, "cotangents", now, *([f"between.{slot.lane}"] if split else self._weights_change(i))]
+
+    def _weights_change(self, i: int) -> list[str]:
+        lane = self.table.schedule.slots[i].lane
+        return [f"pending.{lane}", f"grads.{lane}"]
+
+    def _fills(self, segment: Segment, i: int) -> bool:
+        """Whether some stage fills this slot with a W."""
+        return bool(self.table.slots[i].fills[segment.start : segment.stop].any())
+
+    def _sends(self, i: int) -> bool:
+        return self.table.schedule.slots[i].kind == Kind.B or (
+            self._stages > 1 and self.table.schedule.slots[i].kind == Kind.F
+        )
 
     # -- what is played --
+
+    def _slot(self, segment: Segment, i: int, row: Row, carry: Carry) -> Carry:
+        kind = self.table.schedule.slots[i].kind
+        play = partial({Kind.F: self._forward, Kind.B: self._backward, Kind.W: self._weights}[kind], segment, i, row)
+        if not self._fills(segment, i):
+            new = play(carry)
+        else:
+            # Stages differ here, so nothing in the branches talks to another stage.
+            carry = self._with_now(carry, i)
+            names = [*self._changes(i), *self._weights_change(i)]
+            own = {name: carry[name] for name in names}
+            fill = partial(self._weights, segment, i, row)
+            new = lax.cond(
+                row.slots[i]["fills"] == 1,
+                lambda own: collectives.vary(own | fill(carry | own)),
+                lambda own: collectives.vary(own | play(carry | own)),
+                own,
+            )
+        if kind == Kind.F and self._sends(i):
+            sent = {step: collectives.to_neighbour(new[f"{_NOW}{i}"], step, self._ring) for step in self._steps}
+            return new | {f"sent.{i}": sent}
+        # What a backward sends leaves when the next tick begins, so that it travels while the next forward runs.
+        return new | ({f"sent.{i}": new[f"{_NOW}{i}"]} if kind == Kind.B else {})
+
+    def _with_now(self, carry: Carry, i: int) -> Carry:
+        """With something in place of what a slot makes for this tick alone, for branches that do not make it."""
+        blank = jax.tree.map(lambda x: collectives.vary(jnp.zeros_like(x[0])), carry["inputs"])
+        return {f"{_NOW}{i}": blank} | carry
 
     def _forward(self, segment: Segment, i: int, row: Row, carry: Carry) -> Carry:
         lane, at, mine = self._at(segment, i, row)
@@ -160,32 +213,47 @@ class Player:
         new["totals"] = self._add(carry["totals"], totals, mine["microbatch"])
         new["inputs"] = self._stay(i, carry["inputs"], y, mine)
         new[f"{_NOW}{i}"] = y
-        if self._stages > 1:
-            new[f"sent.{i}"] = {step: collectives.to_neighbour(y, step, self._ring) for step in self._steps}
         return new
 
     def _backward(self, segment: Segment, i: int, row: Row, carry: Carry) -> Carry:
         lane, at, mine = self._at(segment, i, row)
         dy = _take(carry["cotangents"], mine["reads"])
         _, ctx = self._microbatch(mine["microbatch"])
-        new: Carry = {}
-        dx, new[f"held.{lane}"], new[f"pending.{lane}"], new[f"grads.{lane}"] = self.chunks[lane].backward(
-            dy,
+        chunks, held, saved, scales = (
+            self.chunks[lane],
             carry[f"held.{lane}"],
+            carry[f"saved.{lane}"],
+            self.scales or {},
+        )
+        new: Carry = {}
+        if self.table.schedule.split:
+            dx, new[f"held.{lane}"], new[f"between.{lane}"] = chunks.input_gradient(
+                dy, held, carry[f"between.{lane}"], saved, ctx, scales, at
+            )
+        else:
+            dx, new[f"held.{lane}"], new[f"pending.{lane}"], new[f"grads.{lane}"] = chunks.backward(
+                dy, held, carry[f"pending.{lane}"], carry[f"grads.{lane}"], saved, ctx, scales, at
+            )
+        new["cotangents"] = self._stay(i, carry["cotangents"], dx, mine)
+        new[f"{_NOW}{i}"] = dx
+        return new
+
+    def _weights(self, segment: Segment, i: int, row: Row, carry: Carry) -> Carry:
+        lane, at, mine = self._at(segment, i, row)
+        _, ctx = self._microbatch(mine["microbatch"])
+        if self.table.schedule.slots[i].kind != Kind.W:
+            # It fills another kind's slot, in a branch that only stages with a W enter.
+            at = replace(at, valid=None)
+        pending, grads = self.chunks[lane].weight_gradient(
             carry[f"pending.{lane}"],
             carry[f"grads.{lane}"],
+            carry[f"between.{lane}"],
             carry[f"saved.{lane}"],
             ctx,
             self.scales or {},
             at,
         )
-        new["cotangents"] = self._stay(i, carry["cotangents"], dx, mine)
-        # It leaves when the next tick begins, so that it travels while the next forward runs.
-        new[f"sent.{i}"] = dx
-        return new
-
-    def _weights(self, segment: Segment, i: int, row: Row, carry: Carry) -> Carry:
-        raise NotImplementedError
+        return {f"pending.{lane}": pending, f"grads.{lane}": grads}
 
     def _embed(self, row: Row, carry: Carry) -> Carry:
         x = self.ends.embed(*self._microbatch(row.ends["embed"]))
@@ -207,28 +275,48 @@ class Player:
 
     def _unembed(self, i: int, row: Row, carry: Carry) -> Carry:
         first, _ = self.table.schedule.route[0]
-        dx = collectives.vary(collectives.from_stage(carry[f"sent.{i}"], first))
+        dx = collectives.vary(collectives.from_stage(carry[f"{_NOW}{i}"], first))
         grads = self.ends.embed_gradients(*self._microbatch(row.ends["unembed"]), dx)
         return {"outer": self.ends.accumulate(carry["outer"], grads)}
 
     # -- what goes from stage to stage --
 
-    def _arrive(self, segment: Segment, carry: Carry, row: Row) -> Carry:
+    def _arriving(self, segment: Segment, kind: Kind) -> list[int]:
+        """The slots of this kind from which something arrives in these ticks."""
+        return [
+            i
+            for i, slot in enumerate(self.table.schedule.slots)
+            if slot.kind == kind and (self.table.slots[i].arrives[segment.start : segment.stop] != NONE).any()
+        ]
+
+    def _arrive(self, segment: Segment, row: Row, carry: Carry, kind: Kind) -> Carry:
         """Puts what neighbours sent in the tick before where the table says."""
-        for i, slot in enumerate(self.table.schedule.slots):
-            arrives = self.table.slots[i].arrives[segment.start : segment.stop]
-            if (arrives == NONE).all():
-                continue
+        name = "inputs" if kind == Kind.F else "cotangents"
+        for i in self._arriving(segment, kind):
             sent, mine = carry[f"sent.{i}"], row.slots[i]
-            if slot.kind == Kind.B:
-                sent = {-step: collectives.to_neighbour(sent, -step, self._ring) for step in self._steps}
             # What goes one stage up comes from the stage before.
             got = sent.get(1, sent.get(-1))
             if len(sent) == 2:
                 got = _select(mine["from_next"] == 1, sent[-1], sent[1])
-            name = "inputs" if slot.kind == Kind.F else "cotangents"
             carry = carry | {name: _put(carry[name], got, mine["arrives"], mine["arrives"] != NONE)}
         return carry
+
+    def _departures(self, segment: Segment, carry: Carry) -> Carry:
+        """What backwards of the tick before send, on its way: it is not needed before this tick's forward has run."""
+        return {
+            f"sent.{i}": {
+                -step: collectives.to_neighbour(carry[f"sent.{i}"], -step, self._ring) for step in self._steps
+            }
+            for i in self._arriving(segment, Kind.B)
+        }
+
+    def _land(self, segment: Segment, i: int, row: Row, carry: Carry, travelling: Carry) -> Carry:
+        """Puts it in place, after the forward in slot `i`. The barrier keeps XLA from starting it only then."""
+        now = f"{_NOW}{i}"
+        if travelling and now in carry:
+            carry[now], travelling = lax.optimization_barrier((carry[now], travelling))
+        sent = {name: carry[name] for name in travelling}
+        return self._arrive(segment, row, carry | travelling, Kind.B) | sent
 
     def _stay(self, i: int, buffer: Any, x: Any, mine: Mapping[str, Array]) -> Any:
         if (self.table.slots[i].stays == NONE).all():
@@ -260,6 +348,7 @@ class Player:
             first=places["chunk"],
             then=places["next_chunk"] + mine["next_last"] * (longest - 1),
             saved=mine["saved"],
+            between=mine["between"],
             valid=None if valid.all() else mine["valid"] == 1,
         )
         return lane, at, mine
@@ -287,11 +376,8 @@ def _maybe(when: Array | bool, play: Callable[[Carry], Carry], carry: Carry, tou
     """`play` where `when`, which is the same on all stages; nothing but what is `touched` goes through the branch."""
     if when is True:
         return carry | play(carry)
-    for name in touched:
-        if name.startswith(_NOW) and name not in carry:
-            carry = carry | {name: jax.tree.map(lambda x: jnp.zeros_like(x[0]), carry["inputs"])}
     own = {name: carry[name] for name in touched}
-    return carry | lax.cond(when, lambda own: collectives.vary(play(carry | own)), lambda own: own, own)
+    return carry | lax.cond(when, lambda own: collectives.vary(own | play(carry | own)), lambda own: own, own)
 
 
 def _buffer(x: Any, slots: int) -> Any:

@@ -17,6 +17,7 @@ from jaxpar.batch import BatchAxes, batch_spec, local_positions
 from jaxpar.errors import ModelError, PlanError
 from jaxpar.executor.chunks import Chunks
 from jaxpar.executor.ends import Batch, Ends
+from jaxpar.executor.float8 import Layer, in_float8
 from jaxpar.executor.layer import LayerGradient, Totals, apply_layer
 from jaxpar.executor.player import Player
 from jaxpar.executor.weights import StackWeights, zeros
@@ -179,7 +180,10 @@ class Region:
             local = {path: params[path].reshape(-1, *params[path].shape[3:]) for path in placements}
             adds = self._stages > 1 or self.plan.microbatches > 1
             weights = StackWeights(local, placements, self.plan.compute_dtype, adds)
-            layer, offloads = partial(apply_layer, self.structure, stack), "activations" in self.plan.offload
+            layer: Layer = partial(apply_layer, self.structure, stack)
+            if self.plan.precision == "fp8":
+                layer = in_float8(layer, stack.name)
+            offloads = "activations" in self.plan.offload
             gradient = LayerGradient(layer, self.plan.remat, self.plan.saved_names, offloads)
             found.append(Chunks(weights, gradient, _depths(layers, depth), not layers.even, layers.longest))
             depth += stack.length

@@ -44,6 +44,10 @@ class StackWeights:
         shards = {path: lax.dynamic_index_in_dim(x, place, 0, keepdims=False) for path, x in self.params.items()}
         return zero.fetch(shards, self.placements, self.dtype)
 
+    def stand_in(self) -> Params:
+        """Of the weights' shapes, for what does not read them."""
+        return {path: collectives.vary(jnp.zeros(p.info.dims, self.dtype)) for path, p in self.placements.items()}
+
     def hold(self) -> Params:
         """What is carried between loops, at the start: the first layer's weights, if they are fetched ahead."""
         return self.fetch(0) if self.ahead else {}

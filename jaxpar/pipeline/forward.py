@@ -25,7 +25,9 @@ def forward(
     for n, j, chunk in () if folded else stream(stages, microbatches, virtual_stages):
         for stage in range(stages):
             for lane in range(lanes):
-                starts[n + lane * stages + stage, stage, lane] = Task(Kind.F, j, chunk if lanes == 1 else lane)
+                starts[n + (lane * stages + stage if stages > 1 else 0), stage, lane] = Task(
+                    Kind.F, j, chunk if lanes == 1 else lane
+                )
     slots = tuple(Slot(Kind.F, lane) for lane in range(lanes))
     own = tuple(range(lanes)) if lanes > 1 else (0,) * chunks
     schedule = Schedule.from_tasks("forward", stages, microbatches, own, slots, starts, folded)

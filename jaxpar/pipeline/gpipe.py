@@ -11,5 +11,5 @@ def gpipe(stages: int, microbatches: int, lanes: int = 1) -> Schedule:
     each other, each spread over all stages.
     """
     slots = (*(Slot(Kind.F, k) for k in range(lanes)), *(Slot(Kind.B, k) for k in reversed(range(lanes))))
-    tasks = joined(stages, microbatches, lanes, first_backward=microbatches + lanes * stages - 1)
+    tasks = joined(stages, microbatches, lanes, pause=microbatches)
     return Schedule.from_tasks("gpipe", stages, microbatches, tuple(range(lanes)), slots, tasks)

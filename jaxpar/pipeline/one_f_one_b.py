@@ -10,21 +10,23 @@ def one_f_one_b(stages: int, microbatches: int, lanes: int = 1) -> Schedule:
     follow each other, each spread over all stages.
     """
     slots = (*(Slot(Kind.F, k) for k in range(lanes)), *(Slot(Kind.B, k) for k in reversed(range(lanes))))
-    tasks = joined(stages, microbatches, lanes, first_backward=lanes * stages - 1)
+    tasks = joined(stages, microbatches, lanes)
     return Schedule.from_tasks("1f1b", stages, microbatches, tuple(range(lanes)), slots, tasks)
 
 
-def joined(stages: int, microbatches: int, lanes: int, first_backward: int) -> dict[tuple[int, int, int], Task]:
-    """F and B of every chunk, one chunk in a lane, the last place's first B in tick `first_backward`.
+def joined(stages: int, microbatches: int, lanes: int, pause: int = 0) -> dict[tuple[int, int, int], Task]:
+    """F and B of every chunk, one chunk in a lane; the last place's first B `pause` ticks after its first F.
 
-    The slots must begin with F of the lanes in order and B of the lanes in reverse.
+    The slots must begin with F of the lanes in order and B of the lanes in reverse. On one stage nothing travels, and
+    a microbatch goes through all lanes in one tick.
     """
     tasks = {}
-    last = lanes * stages - 1
+    step = 1 if stages > 1 else 0
+    last = step * (lanes * stages - 1)
     for j in range(microbatches):
         for lane in range(lanes):
             for stage in range(stages):
-                q = lane * stages + stage
+                q = step * (lane * stages + stage)
                 tasks[j + q, stage, lane] = Task(Kind.F, j, lane)
-                tasks[first_backward + j + last - q, stage, 2 * lanes - 1 - lane] = Task(Kind.B, j, lane)
+                tasks[last + pause + j + last - q, stage, 2 * lanes - 1 - lane] = Task(Kind.B, j, lane)
     return tasks

@@ -223,8 +223,11 @@ def _order_problems(schedule: Schedule) -> Iterator[str]:
         if task.kind != Kind.W and 0 <= ahead < len(schedule.route):
             other, chunk = schedule.route[ahead]
             needed = Task(task.kind, task.microbatch, chunk)
-            if when[other, needed][0] >= tick:
-                yield f"tick {tick}, stage {stage}: {task} needs {needed} of stage {other} from an earlier tick"
+            # What stays on a stage is there at once; what travels arrives before the next tick.
+            at = when[other, needed]
+            if at >= (tick, slot) or (other != stage and at[0] == tick):
+                place = "slot" if other == stage else "tick"
+                yield f"tick {tick}, stage {stage}: {task} needs {needed} of stage {other} from an earlier {place}"
         if task.kind != Kind.F:
             own = Task(Kind.F if task.kind == Kind.B else Kind.B, task.microbatch, task.chunk)
             if when[stage, own] >= (tick, slot):

@@ -17,6 +17,6 @@ def zero_bubble(stages: int, microbatches: int, lanes: int = 1, fill: bool = Fal
         *(Slot(Kind.W, k) for k in reversed(range(lanes))),
     )
     own = tuple(range(lanes))
-    tasks = joined(stages, microbatches, lanes, first_backward=lanes * stages - 1)
+    tasks = joined(stages, microbatches, lanes)
     placed = with_weights(tasks, slots, stages, own, fill)
     return Schedule.from_tasks("zero_bubble", stages, microbatches, own, slots, placed)

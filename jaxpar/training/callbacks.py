@@ -17,6 +17,7 @@ class Data(Iterator[Mapping[str, np.ndarray]], Protocol):
     """Endless batches of this process's rows, with a position that JSON holds."""
 
     def get_state(self) -> dict[str, Any]: ...
+    def resize(self, batch_rows: int) -> None: ...
 
 
 class Callback:

@@ -2,8 +2,11 @@
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
+from typing import Annotated, Any
+
+import tyro
 
 from jaxpar.errors import ConfigError
 from jaxpar.structure import ParamInfo
@@ -28,7 +31,52 @@ class ParameterGroup:
 
     def __post_init__(self) -> None:
         if self.learning_rate < 0 or (self.weight_decay or 0.0) < 0:
-            raise ConfigError(f"{self}: learning_rate and weight_decay must be 0 or more")
+            raise ConfigError(f"the group {str(self)!r}: learning_rate and weight_decay must be 0 or more")
+
+    def __str__(self) -> str:
+        """As `parse` reads it."""
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        parts = [name if value is True else f"{name}={value}" for name, value in changed.items() if name != "pattern"]
+        return ":".join([self.pattern, ",".join(parts)] if parts else [self.pattern])
+
+    @classmethod
+    def parse(cls, text: str) -> "ParameterGroup":
+        """From `PATTERN:learning_rate=0.5,weight_decay=0` or `PATTERN:frozen`. Raises `ConfigError`."""
+        pattern, _, rest = text.partition(":")
+        values: dict[str, Any] = {}
+        for part in filter(None, rest.split(",")):
+            name, _, value = (piece.strip() for piece in part.partition("="))
+            values[name.replace("-", "_")] = _value(text, name.replace("-", "_"), value)
+        if not pattern or not values:
+            raise ConfigError(f"the group {text!r} needs a pattern, a colon and what holds for it: {_FORM}")
+        return cls(pattern, **values)
+
+
+_FORM = "PATTERN:learning_rate=0.5,weight_decay=0 or PATTERN:frozen"
+
+
+def _value(group: str, name: str, value: str) -> float | bool:
+    if name == "frozen" and not value:
+        return True
+    try:
+        if name in ("learning_rate", "weight_decay"):
+            return float(value)
+    except ValueError:
+        pass
+    raise ConfigError(f"the group {group!r}: {name}={value} is nothing that it can have; write {_FORM}")
+
+
+# On a command line each group is one word.
+Groups = Annotated[
+    tuple[ParameterGroup, ...],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="[PATTERN:KEY=VALUE,... ...]",
+        instance_from_str=lambda words: tuple(map(ParameterGroup.parse, words)),
+        is_instance=lambda groups: isinstance(groups, tuple),
+        str_from_instance=lambda groups: list(map(str, groups)),
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -59,7 +107,7 @@ def _check(params: Mapping[str, ParamInfo], groups: Sequence[ParameterGroup]) ->
     problems = []
     for pattern in (g.pattern for g in groups):
         if not any(fnmatchcase(path, pattern) for path in params):
-            near = difflib.get_close_matches(pattern, params, n=3, cutoff=0.3) or list(params)[:3]
-            problems.append(f"the group {pattern!r} matches no parameter; paths are like {', '.join(near)}")
+            near = difflib.get_close_matches(pattern, params, n=1, cutoff=0.3)
+            problems.append(f"the group {pattern!r} matches no parameter" + "".join(f" (near {n!r})" for n in near))
     if problems:
-        raise ConfigError("optimizer: " + "; ".join(problems))
+        raise ConfigError(f"optimizer: {'; '.join(problems)}. There are: {', '.join(params)}")

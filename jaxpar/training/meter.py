@@ -32,9 +32,10 @@ class Known:
 class Meter:
     """Fetches the numbers of steps and adds to each record, where it can be known:
 
-    `seconds`, `tokens_per_second`, `tokens_per_second_per_device`, `tflops_per_device` (dot FLOPs that the program
-    executes), `mfu` (model FLOPs by formula over the device's peak), `learning_rate`, `data_wait` (the part of the
-    time that the host waited for rows) and `host_seconds` (in which it did not wait for the devices).
+    `seconds`, `rows` (of all replicas), `tokens_per_second`, `tokens_per_second_per_device`, `tflops_per_device` (dot
+    FLOPs that the program executes), `mfu` (model FLOPs by formula over the device's peak), `learning_rate`,
+    `data_wait` (the part of the time that the host waited for rows) and `host_seconds` (in which it did not wait for
+    the devices).
     """
 
     def __init__(self, loop: Loop, max_skips: int, known: Known):
@@ -84,7 +85,8 @@ class Meter:
     def _speed(self, rows: int, length: int | None, seconds: float) -> dict[str, float]:
         run, devices = self._loop.run, self._loop.run.mesh.size
         tokens = rows * (length or 1)
-        found = {"tokens_per_second": tokens / seconds, "tokens_per_second_per_device": tokens / seconds / devices}
+        found = {"rows": float(rows), "tokens_per_second": tokens / seconds}
+        found["tokens_per_second_per_device"] = tokens / seconds / devices
         if self._loop.report is not None:
             found["tflops_per_device"] = self._loop.report.flops / seconds / 1e12
         peak = peak_flops(run.mesh.devices.flat[0].device_kind, run.plan.compute_dtype)

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from jaxpar.errors import ConfigError
 from jaxpar.structure import ParamInfo
 from jaxpar.training.average import parameter_average
-from jaxpar.training.groups import ParameterGroup, Settings, settings
+from jaxpar.training.groups import Groups, Settings, settings
 from jaxpar.training.low_precision import float32_master, stochastic_rounding
 from jaxpar.training.muon import muon
 from jaxpar.training.per_layer import per_layer
@@ -41,7 +41,8 @@ class OptimizerConfig:
         `jaxpar.training.matrices`; `groups` override it.
       clip_norm: the largest global norm of a gradient.
       min_dim_to_factor: adafactor keeps a whole second moment for parameters whose second largest dim is smaller.
-      groups: other settings for parameters by their paths.
+      groups: other settings for parameters by their paths; the first that matches counts. On a command line
+        `'*.bias:weight_decay=0' 'embedding:learning_rate=0.5' 'blocks.attention.*:frozen'`.
       low_precision: how parameters of fewer than 32 bits are updated (`Plan.param_dtype`): `master` keeps float32
         copies, `stochastic` rounds bfloat16 at random; see `jaxpar.training.low_precision`.
       average: decay of an exponential moving average of the parameters, with which a run is evaluated; 0: none.
@@ -58,7 +59,7 @@ class OptimizerConfig:
     weight_decay: float = 0.1
     clip_norm: float = 1.0
     min_dim_to_factor: int = 128
-    groups: tuple[ParameterGroup, ...] = ()
+    groups: Groups = ()
     low_precision: LowPrecision = "master"
     average: float = 0.0
 

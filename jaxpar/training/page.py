@@ -18,6 +18,7 @@ from jaxpar.training.page_style import STYLE
 from jaxpar.training.plot import Size, draw_curve, draw_losses, draw_memory
 from jaxpar.training.program_file import binary, read_program
 from jaxpar.training.progress import short
+from jaxpar.training.table import read_sharding_table
 
 _WIDE, _NARROW = (8.6, 3.4), (4.2, 3.0)  # inches
 
@@ -42,7 +43,7 @@ def page(directory: Path) -> str:
             _section("Throughput", _throughput(steps)),
             _section("Memory on one device", _memory(program)),
             _section("Communication of one step, on one device", _collectives(program)),
-            _section("Where every parameter lies", _text(directory / "sharding.txt")),
+            _section("Where every parameter lies", _sharding(directory / "sharding.txt")),
             _section("Samples", _text(directory / "sample.txt", wrap=True)),
             _section("Config", _config(config)),
         )
@@ -81,10 +82,14 @@ def _losses(records: Sequence, steps: Sequence, program: Mapping) -> str:
     if not records:
         return ""
     parts = [_chart("losses against the step", lambda size: draw_losses(records, program.get("bigram_entropy"), size))]
-    for name, label in (("grad_norm", "gradient norm"), ("learning_rate", "learning rate")):
-        if any(name in r for r in steps):
+    for name, label in _CURVES.items():
+        if len({r[name] for r in steps if name in r}) > 1:
             parts.append(_details(label, _chart(f"{label} against the step", _curve(steps, name, label))))
     return "".join(parts)
+
+
+# What does not change over a run, such as the rows of a step without a warm-up, has no curve.
+_CURVES = {"grad_norm": "gradient norm", "learning_rate": "learning rate", "rows": "rows of a step"}
 
 
 def _throughput(steps: Sequence) -> str:
@@ -122,6 +127,14 @@ def _collectives(program: Mapping) -> str:
     return _table(("mesh axes", "collective", "executions", "bytes"), rows)
 
 
+def _sharding(path: Path) -> str:
+    if not path.exists():
+        return ""
+    head, rows, foot = read_sharding_table(path.read_text(encoding="utf-8"))
+    below = "".join(f"<p>{escape(line)}</p>" for line in foot.splitlines())
+    return f"<p>{escape(head)}</p>{_table(rows[0], rows[1:], 'cards') if rows else ''}{below}"
+
+
 def _evaluation_rows(evaluations: Sequence) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The last ones, with every number that any of them has."""
     names = list(dict.fromkeys(name for r in evaluations for name in r if name != "step"))
@@ -150,12 +163,19 @@ def _tiles(items: Iterable[tuple[str, str]]) -> str:
     return f"<dl>{tiles}</dl>" if tiles else ""
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "plain") -> str:
+    """`cards`: on a narrow screen each row is a card of its own, whose cells carry the name of their column."""
     if not rows:
         return ""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    body = "".join("<tr>" + "".join(map(_cell, header, row)) + "</tr>" for row in rows)
+    return (
+        f'<div class="scroll"><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
+
+
+def _cell(column: str, text: str) -> str:
+    return f'<td data-column="{escape(column)}">{escape(text)}</td>'
 
 
 def _details(title: str, content: str) -> str:

@@ -20,7 +20,11 @@ table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabul
 th, td { padding: .25rem 1rem .25rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
 th { color: var(--quiet); font-weight: 500; white-space: nowrap; }
 td { overflow-wrap: break-word; }
-details td { overflow-wrap: anywhere; }
+details td, table.cards td { overflow-wrap: anywhere; }
+details td:first-child, table.cards td:first-child { overflow-wrap: normal; }
+section p { margin: .5rem 0; color: var(--quiet); font-size: .9rem; overflow-wrap: anywhere; }
+table.cards { font-size: .8rem; }
+table.cards td:first-child { font-weight: 600; }
 pre { margin: 0; padding: .75rem; background: var(--soft); border-radius: .4rem; font-size: .8rem; line-height: 1.4;
   font-family: ui-monospace, "DejaVu Sans Mono", monospace; }
 pre.wrap { white-space: pre-wrap; overflow-wrap: anywhere; }
@@ -30,6 +34,13 @@ summary { padding: .4rem 0; cursor: pointer; }
   dl { grid-template-columns: repeat(2, 1fr); }
   img.wide { display: none; }
   img.narrow { display: block; }
+  table.cards, table.cards tbody { display: block; }
+  table.cards thead { display: none; }
+  table.cards tr { display: block; padding: .4rem 0; border-bottom: 1px solid var(--line); }
+  table.cards td { display: block; padding: 0; border: 0; }
+  table.cards td:first-child { overflow-wrap: anywhere; }
+  table.cards td:empty { display: none; }
+  table.cards td:not(:first-child)::before { content: attr(data-column) " "; color: var(--quiet); }
 }
 @media print { details > * { display: block; } }
 """

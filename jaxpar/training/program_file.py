@@ -13,15 +13,16 @@ FILE = "program.json"
 
 
 class ProgramFile(Callback):
-    """Writes `program.json` once the step is compiled. On one process alone."""
+    """Writes `program.json` when a step is compiled: that of the last stage stays. On one process alone."""
 
     def __init__(self, directory: Path, bigram: float | None = None):
         """`bigram`: entropy of the held-out text given one token, in nats, for who reads the file."""
-        self._directory, self._bigram, self._written = directory, bigram, False
+        self._directory, self._bigram = directory, bigram
+        self._written: StepReport | None = None
 
     def on_step(self, loop: Loop) -> None:
-        if not self._written and loop.report is not None:
-            self._written = True
+        if loop.report is not None and loop.report is not self._written:
+            self._written = loop.report
             about = describe(loop.run, loop.report) | {"bigram_entropy": self._bigram}
             partial = self._directory / f"{FILE}.partial"
             partial.write_text(json.dumps(about, indent=1) + "\n")

@@ -1,5 +1,6 @@
 """Where every parameter lies, as a table that a person reads."""
 
+import re
 from collections.abc import Iterable
 from math import prod
 from typing import Any
@@ -43,6 +44,15 @@ def sharding_table(run: Run) -> str:
     count = sum(prod(p.info.shape) for p in run.placements.values())
     head = f"{run.plan} on {run.mesh.size} devices; {count:,} parameters"
     return "\n".join([head, "", *lines, "", *(f"{name}: {size:,} bytes/device" for name, size in sizes.items())])
+
+
+def read_sharding_table(text: str) -> tuple[str, list[tuple[str, ...]], str]:
+    """What `sharding_table` wrote -> what stands above it, its rows from the header on, what stands below."""
+    head, table, foot = (*text.split("\n\n", 2), "", "")[:3]
+    lines = table.splitlines()
+    starts = [found.start() for found in re.finditer(r"\S+(?: \S+)*", lines[0])] if lines else []
+    ends = [*starts[1:], None]
+    return head, [tuple(line[a:b].strip() for a, b in zip(starts, ends, strict=True)) for line in lines], foot.strip()
 
 
 def bytes_per_device(arrays: Any, on_host: bool = False) -> int:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from jaxpar.errors import ConfigError
 from jaxpar.estimate.compile import StepReport, report
 from jaxpar.run import Run
 from jaxpar.state import TrainState
+from jaxpar.training.batch_warmup import BatchStages, BatchWarmup, Stage
 from jaxpar.training.callbacks import Callback, Data, Loop
 from jaxpar.training.interrupts import Interrupts
 from jaxpar.training.meter import Known, Meter
@@ -30,6 +31,7 @@ class TrainerConfig:
       guard_every: steps between comparisons of replicas, bit for bit (see `Guard`); 0: never.
       max_skips: steps in a row that may be skipped because their loss or gradient is not finite.
       seed: of the parameters and of dropout.
+      batch_warmup: fewer rows per step in the first updates.
     """
 
     steps: int = 1000
@@ -40,6 +42,7 @@ class TrainerConfig:
     guard_every: int = 100
     max_skips: int = 20
     seed: int = 0
+    batch_warmup: BatchWarmup = field(default_factory=BatchWarmup)
 
     def __post_init__(self) -> None:
         counts = ("steps", "evaluate_every", "checkpoint_every", "keep_checkpoints", "max_skips")
@@ -69,11 +72,13 @@ def train(
     callbacks: Sequence[Callback] = (),
     max_skips: int = 20,
     known: Known | None = None,
+    stages: Sequence[Stage] = (),
 ) -> Outcome:
     """Trains from `state`, which is donated, to step `steps`, or to the end of the step in which a signal comes.
 
     The devices are never waited for: a step's numbers (see `Meter`) are fetched when the next one is under way.
-    Raises `TrainingError` after `max_skips` skipped steps in a row.
+    `stages`: of a batch-size warm-up (see `batch_stages`). Raises `TrainingError` after `max_skips` skipped steps in a
+    row.
     """
     loop = Loop(run, data, steps, callbacks, state, int(state.step))
     meter, step = Meter(loop, max_skips, known or Known()), None
@@ -83,12 +88,15 @@ def train(
         interrupts = stack.enter_context(Interrupts())
         for callback in callbacks:
             callback.on_start(loop)
+        stage = BatchStages(loop, stages)
         while not loop.finished and interrupts.signal is None:
+            if stage.turn():
+                step = None
             with meter.waits():
                 rows = next(data)
-            batch = run.put(rows)
+            batch = stage.run.put(rows)
             if step is None:
-                step, loop.report = compile_step(run, batch)
+                step, loop.report = compile_step(stage.run, batch)
             meter.starts()
             with jax.profiler.StepTraceAnnotation("train", step_num=loop.step + 1):
                 loop.state, metrics = step(loop.state, batch)

@@ -101,3 +101,23 @@ def test_a_users_mistake_is_one_message_and_status_2(script, capsys):
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith("PlanError: 1 problem with this plan") and "found 8" in error
+
+
+def test_a_group_that_matches_nothing_ends_with_the_parameters_there_are(script, tmp_path, capsys):
+    """Otherwise a typo on the command line would leave everything as it was, in silence."""
+    with pytest.raises(SystemExit) as ended:
+        start(script, "--optimizer.groups *.biases:weight_decay=0 blocks.attention.*:frozen")
+    assert ended.value.code == 2 and not (tmp_path / "runs").exists()
+    error = capsys.readouterr().err
+    assert "'*.biases' matches no parameter" in error and "'blocks.attention.*' matches" not in error
+    assert "There are: embedding, " in error and "blocks.attention.q.kernel" in error
+
+
+def test_an_impossible_warm_up_of_the_batch_ends_before_anything_compiles(script, tmp_path, capsys):
+    """Otherwise a run would start, and fail when it comes to the stage."""
+    with pytest.raises(SystemExit) as ended:
+        start(script, "--data.rows 32 --trainer.batch-warmup.start-rows 12 --trainer.batch-warmup.updates 9")
+    assert ended.value.code == 2 and not (tmp_path / "runs").exists()
+    error = capsys.readouterr().err
+    assert "steps of 12 rows do not divide into 8 replicas" in error
+    assert "the nearest start_rows that do: 8 or 16" in error

@@ -100,6 +100,22 @@ def test_a_state_of_two_processes_restores_on_one_and_with_another_batch_size():
     assert larger.get_state()["rows_consumed"] == 72
 
 
+def test_batches_that_grow_give_the_same_rows_in_the_same_order():
+    """Otherwise a batch-size warm-up would repeat or leave out what was read ahead, or reorder it."""
+    for count in (1, 2):
+        parts = [iterator(local=slice(i * BATCH // count, (i + 1) * BATCH // count)) for i in range(count)]
+        seen = []
+        for size, steps in ((4, 3), (8, 2), (16, 4), (2, 1)):
+            for part in parts:
+                part.resize(size)
+            for _ in range(steps):
+                seen += [row for part in parts for row in take(part, 1)]
+            assert parts[0].get_state()["rows_consumed"] == len(seen)
+        assert seen == take(iterator(), len(seen) // BATCH + 1)[: len(seen)]
+    with pytest.raises(DataError, match="a batch of 3 rows cannot be shared as one of 2"):
+        parts[0].resize(3)
+
+
 def test_a_state_of_other_rows_or_another_seed_is_refused():
     """Otherwise the run would go on somewhere in the middle of other data."""
     state = iterator().get_state()

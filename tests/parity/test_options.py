@@ -91,6 +91,26 @@ def test_one_device_has_nothing_to_reduce_in_bfloat16():
     assert compare(loss, grads, *reference(SMALL, "uneven", 16)) == []
 
 
+@pytest.mark.parametrize(
+    ("mesh", "zero", "microbatches"), [("data=2,tensor=2", 3, 2), ("data=2,pipe=2,tensor=2", 1, 4)]
+)
+def test_float8_is_as_close_to_float32_as_on_one_device(mesh, zero, microbatches):
+    """Otherwise a scale would be the maximum of a shard where it should be that of the whole array.
+
+    Measured: the error of all gradients against float32 is 23 % of their norm on one device, and 25 to 27 % here, 17
+    to 19 % against one device: where bfloat16 differs in its last bit, float8 may round to the other neighbour. What
+    is exact is held in `tests/executor/test_float8.py`.
+    """
+    plan = Plan(mesh, zero=zero, microbatches=microbatches, precision="fp8")
+    run = run_on_enough_devices(Program(SMALL.build, optax.sgd(0.1), plan))
+    loss, grads = run_loss_and_grads(run, make_batch("uneven", 16, SMALL.vocab_size))
+    exact_loss, exact = reference(SMALL, "uneven", 16)
+    _, alone = reference(SMALL, "uneven", 16, precision="fp8")
+    assert relative(grads, exact) <= 1.2 * relative(alone, exact) <= 0.3
+    assert relative(grads, alone) <= 0.2
+    assert abs(loss - exact_loss) <= 1e-3 * exact_loss
+
+
 def relative(grads: dict, expected: dict) -> float:
     """The Euclidean distance of all gradients, as a share of their norm."""
     difference = sum(float(np.sum((grads[path] - g) ** 2)) for path, g in expected.items())

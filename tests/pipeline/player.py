@@ -10,7 +10,7 @@ def playable(schedule: Schedule) -> bool:
     p = schedule.stages
     done: set[tuple[int, Kind, int, int]] = set()  # place in the route, kind, microbatch, chunk
     for tick in schedule.ticks:
-        arrived = set(done)  # what a neighbour sends arrives before the next tick
+        arrived = set(done)  # what a neighbour sends arrives before the next tick, what stays is there at once
         for i, slot in enumerate(schedule.slots):
             for stage in range(p):
                 task = tick[stage][i]
@@ -24,10 +24,12 @@ def playable(schedule: Schedule) -> bool:
                 turned = schedule.folded and chunk % 2 == 1
                 q = chunk * p + (p - 1 - stage if turned else stage)
                 chunk_of = {q + step: (q + step) // p for step in (-1, 1)}
+                stage_of = {n: p - 1 - n % p if schedule.folded and c % 2 else n % p for n, c in chunk_of.items()}
+                there = {n: done if s == stage else arrived for n, s in stage_of.items()}
                 needs = {
-                    Kind.F: q == 0 or (q - 1, Kind.F, m, chunk_of[q - 1]) in arrived,
+                    Kind.F: q == 0 or (q - 1, Kind.F, m, chunk_of[q - 1]) in there[q - 1],
                     Kind.B: (q, Kind.F, m, chunk) in done
-                    and (q == p * schedule.chunks - 1 or (q + 1, Kind.B, m, chunk_of[q + 1]) in arrived),
+                    and (q == p * schedule.chunks - 1 or (q + 1, Kind.B, m, chunk_of[q + 1]) in there[q + 1]),
                     Kind.W: (q, Kind.B, m, chunk) in done,
                 }
                 me = (q, task.kind, m, chunk)

@@ -32,6 +32,8 @@ def test_1f1b_waits_as_its_formula_says_and_holds_twice_the_distance_to_the_end(
         assert idle(schedule) == pytest.approx((p - 1) * (F + B + W))
         if lanes == 1:
             assert schedule.peak_live() == tuple(min(m, 2 * (p - 1 - s) + 1) for s in range(p))
+        elif p == 1:
+            assert schedule.peak_live() == (lanes,) and len(schedule.ticks) == m
         elif m >= 2 * p * lanes:
             assert schedule.peak_live() == tuple(lanes * (p * (lanes + 1) - 2 * s - 1) for s in range(p))
 

@@ -22,6 +22,16 @@ PROGRAM = {
 }
 
 
+SHARDING = """Plan() on 2 devices; 12 parameters
+
+parameter  logical names   split    notes
+embedding  [vocab, embed]  1: data  stored padded
+norm       [embed]         0: data
+
+parameters: 24 bytes/device
+"""
+
+
 def step(number, **more):
     return {"step": number, "loss": 3.0 / number, "skipped": 0.0, "tokens_per_second": 1e3 * number, **more}
 
@@ -33,7 +43,7 @@ def folder(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     (tmp_path / "config.json").write_text(json.dumps({"name": "<tiny>", "trainer": {"steps": 9}, "model": {"a": [1]}}))
     (tmp_path / "program.json").write_text(json.dumps(PROGRAM))
-    (tmp_path / "sharding.txt").write_text("embedding  [vocab, embed]\n")
+    (tmp_path / "sharding.txt").write_text(SHARDING)
     (tmp_path / "sample.txt").write_text("if a < b & c:\n", encoding="utf-8")
     return tmp_path
 
@@ -46,6 +56,24 @@ def test_the_page_shows_every_part_of_a_run(folder):
     for title in ("Loss", "Evaluations", "Throughput", "Memory", "Communication", "Where every", "Samples", "Config"):
         assert f"<h2>{title}" in html, title
     assert "<dt>skipped steps</dt><dd>1</dd>" in html and "<dt>MFU</dt><dd>40.0%</dd>" in html
+
+
+def test_where_parameters_lie_is_a_table_whose_cells_say_what_they_are(folder):
+    """Otherwise the split, which one looks for, would stand outside a narrow screen, or a number have no name there."""
+    html = page(folder)
+    assert '<td data-column="split">1: data</td><td data-column="notes">stored padded</td>' in html
+    assert '<td data-column="split">0: data</td><td data-column="notes"></td>' in html
+    assert "<p>Plan() on 2 devices; 12 parameters</p>" in html and "<p>parameters: 24 bytes/device</p>" in html
+    (folder / "sharding.txt").write_text("cut off")
+    assert "<p>cut off</p>" in page(folder)
+
+
+def test_rows_have_a_curve_where_they_change(folder):
+    """Otherwise a warm-up of the batch would not be seen, or a straight line be shown for nothing."""
+    assert "rows of a step" not in page(folder)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write("".join(json.dumps(step(i, rows=float(i))) + "\n" for i in (4, 5)))
+    assert "<summary>rows of a step</summary>" in page(folder)
 
 
 def test_the_page_needs_nothing_from_outside(folder):

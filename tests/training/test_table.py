@@ -2,7 +2,7 @@
 
 import jax
 
-from jaxpar.training.table import bytes_per_device, sharding_table
+from jaxpar.training.table import bytes_per_device, read_sharding_table, sharding_table
 from tests.training.tiny import make_run
 
 
@@ -16,6 +16,17 @@ def test_every_parameter_stands_in_it_with_its_split_and_its_bytes():
     assert (
         "[layer, embed, mlp]" in lines["blocks.mlp.up.kernel"] and "[1, 1, 1, 16, 16]" in lines["blocks.mlp.up.kernel"]
     )
+
+
+def test_the_table_is_read_back_by_columns():
+    """Otherwise a page that shows it would put a cell under another column's name."""
+    run = make_run("data=4", zero=3)
+    head, rows, foot = read_sharding_table(sharding_table(run))
+    cells = {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[1:]}
+    assert cells.keys() == run.structure.params.keys()
+    assert (cells["embedding"]["split"], cells["embedding"]["bytes/device"]) == ("1: data", "496")
+    assert cells["blocks.mlp.up.kernel"]["logical names"] == "[layer, embed, mlp]"
+    assert "4 devices" in head and foot.startswith("parameters: ") and len(foot.splitlines()) == 2
 
 
 def test_the_bytes_are_those_that_a_device_really_holds():
