@@ -18,6 +18,7 @@ from jaxpar.pipeline.layers import StageLayers, route, stage_layers
 Precision = Literal["float32", "bfloat16", "fp8"]
 ParamDtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "dots", "full"]
+Offload = Literal["optimizer", "activations"]
 
 # In front of the names that a layer saves, with commas between them.
 NAMED = "named:"
@@ -56,8 +57,10 @@ class Plan:
       microbatches: per step and replica; the rows of a step are worked through in this many parts.
       sequence_sharded_norms: norms and residuals between tensor-parallel matmuls hold 1/tensor of the positions
         (Korthikanti et al., 2022).
-      precision: dtype of the layers' compute; gradients are summed in float32 whatever it is. `fp8` is bfloat16 with
-        the layers' matmuls of weights in float8 (see `docs/optimizers.md`); embedding and head have none of it.
+      precision: dtype of the layers' compute. `fp8` is bfloat16 with the layers' matmuls of weights in float8 (see
+        `docs/optimizers.md`); embedding and head have none of it.
+      reduce_dtype: what gradients are summed in over devices, whatever `precision` is; `bfloat16` moves half the
+        bytes. Over microbatches they are summed in float32.
       param_dtype: what parameters are stored in between steps. Under bfloat16 use an optimizer that does not round
         small updates away: `OptimizerConfig.low_precision`, or the wrappers of `jaxpar.training.low_precision`.
       pipeline: the schedule that the stages of `pipe` play: see `jaxpar.pipeline.SCHEDULES` and docs/pipelines.md.
@@ -69,6 +72,8 @@ class Plan:
       remat: what a layer saves for its backward: `none` recomputes nothing, `dots` keeps matmul results, `full` keeps
         the layer's input alone, `named:attention,mlp` the input and what the model calls so: its own `jaxpar.save`,
         and `attention`, the result of `ctx.attend`.
+      offload: what waits in the host's pinned memory while the device does not need it: `optimizer`, the optimizer's
+        state between updates (averages of the parameters too), `activations`, what layers save for their backward.
     """
 
     mesh: str = "data=-1"
@@ -83,12 +88,16 @@ class Plan:
     virtual_stages: int = 1
     stage_layers: tuple[int, ...] | None = None
     fill: bool = False
+    reduce_dtype: ParamDtype = "float32"
+    offload: tuple[Offload, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mesh", str(MeshShape.parse(self.mesh)))
         if isinstance(self.zero, Zero):
             object.__setattr__(self, "within_node", self.zero.within_node)
             object.__setattr__(self, "zero", self.zero.stage)
+        if isinstance(self.offload, list):  # as JSON gives it back
+            object.__setattr__(self, "offload", tuple(self.offload))
         if isinstance(self.pipeline, Pipeline):
             for name in ("virtual_stages", "stage_layers", "fill"):
                 object.__setattr__(self, name, getattr(self.pipeline, name))
@@ -99,6 +108,7 @@ class Plan:
             object.__setattr__(self, "stage_layers", tuple(self.stage_layers))
         if problems := self._problems():
             raise PlanError(problems)
+        object.__setattr__(self, "offload", tuple(name for name in get_args(Offload) if name in self.offload))
 
     def _problems(self) -> list[str]:
         found = []
@@ -112,9 +122,11 @@ class Plan:
             ("precision", self.precision, get_args(Precision)),
             ("param_dtype", self.param_dtype, get_args(ParamDtype)),
             ("remat", self.remat, (*get_args(Remat), f"{NAMED}<name>,<name>")),
+            ("reduce_dtype", self.reduce_dtype, get_args(ParamDtype)),
         ):
             if value not in legal and not (name == "remat" and self.saved_names):
                 found.append(f"{name}={value!r}: needs one of {', '.join(legal)}")
+        found += self._offload_problems()
         for axis in _SIZE_ONE_AXES:
             if self.shape.sizes[axis] != 1:
                 found.append(
@@ -175,6 +187,12 @@ class Plan:
             own = None if counts is None else counts[i * len(parts) : (i + 1) * len(parts)]
             found[name] = stage_layers(name, layers, parts, own)
         return found
+
+    def _offload_problems(self) -> list[str]:
+        legal = get_args(Offload)
+        if isinstance(self.offload, tuple) and all(name in legal for name in self.offload):
+            return []
+        return [f"offload={self.offload!r}: needs a tuple of {', '.join(map(repr, legal))}; () for nothing"]
 
     def _folded(self, stages: int) -> bool:
         return self.pipeline == "zero_bubble_v" and stages > 1

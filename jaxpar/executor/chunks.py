@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxpar import collectives
+from jaxpar import collectives, offload
 from jaxpar.executor.layer import LayerGradient, Totals
 from jaxpar.executor.split import SplitGradient
 from jaxpar.executor.weights import StackWeights, barrier
@@ -175,7 +175,7 @@ class Chunks:
         """Empty ring buffers for what `forward` saves of inputs like `x`."""
 
         shapes = jax.eval_shape(lambda x, ctx: self.gradient.forward(self.weights.fetch(0), x, ctx)[2], x, ctx)
-        return self._buffers(slots, shapes)
+        return self._buffers(slots, shapes, [self.gradient.moves(s) for s in shapes])
 
     def between_buffers(self, slots: int, x: Any, ctx: Context, scales: Totals) -> Saved:
         """Empty ring buffers for what `input_gradient` hands to `weight_gradient`; made after `buffers`."""
@@ -184,10 +184,12 @@ class Chunks:
             weights = self.weights.fetch(0)
             return self.split.first(weights, self.gradient.forward(weights, x, ctx)[2], ctx, x, scales)[1]
 
-        return self._buffers(slots, jax.eval_shape(handed, x, ctx, scales))
+        shapes = jax.eval_shape(handed, x, ctx, scales)
+        return self._buffers(slots, shapes, [False] * len(shapes))
 
-    def _buffers(self, slots: int, shapes: list[jax.ShapeDtypeStruct]) -> Saved:
-        return [collectives.vary(jnp.zeros((slots, self.longest, *s.shape), s.dtype)) for s in shapes]
+    def _buffers(self, slots: int, shapes: list[jax.ShapeDtypeStruct], on_host: list[bool]) -> Saved:
+        empty = [collectives.vary(jnp.zeros((slots, self.longest, *s.shape), s.dtype)) for s in shapes]
+        return [offload.to_host(x) if away else x for x, away in zip(empty, on_host, strict=True)]
 
     def _next(self, held: Params, now: Array, then: Array) -> tuple[Params, Params]:
         """This layer's weights, and what is to be carried: the weights of the layer after it, if fetched ahead."""

@@ -183,7 +183,8 @@ class Region:
             layer: Layer = partial(apply_layer, self.structure, stack)
             if self.plan.precision == "fp8":
                 layer = in_float8(layer, stack.name)
-            gradient = LayerGradient(layer, self.plan.remat, self.plan.saved_names)
+            offloads = "activations" in self.plan.offload
+            gradient = LayerGradient(layer, self.plan.remat, self.plan.saved_names, offloads)
             found.append(Chunks(weights, gradient, _depths(layers, depth), not layers.even, layers.longest))
             depth += stack.length
         return tuple(found)
