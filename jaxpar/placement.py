@@ -138,8 +138,8 @@ def _slice_problems(structure: Structure, rules: AxisRules, shape: MeshShape) ->
         other = alike.setdefault(rows, info)
         if other.dims[0] != info.dims[0]:
             found.append(
-                f"on {stages} stages the vocabularies of {path} ({info.dims[0]}) and {other.path} ({other.dims[0]}) are "
-                f"both cut into slices of {rows} rows, which cannot be told apart; make one of them larger, e.g. "
+                f"on {stages} stages the vocabularies of {other.path} ({other.dims[0]}) and {path} ({info.dims[0]}) "
+                f"are both cut into slices of {rows} rows, which cannot be told apart; make one of them larger, e.g. "
                 f"{stages * rows + 1}"
             )
     return found
