@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Float, Int
 
 from jaxpar import collectives
-from jaxpar.parallel.grouped import grouped_matmul, tile_count, tile_size, tiles
+from jaxpar.parallel.grouped import grouped_matmul, permuted, take, tile_count, tile_size, tiles
 
 Matmul = Callable[[Array, Array], Array]
 Experts = Callable[[Array, Matmul], Array]
@@ -92,19 +92,16 @@ def _rank(group: Int[Array, " n"], groups: int) -> Int[Array, " n"]:
     return place - first[group].astype(group.dtype)
 
 
-def _take(x: Array, index: Array) -> Array:
-    """Rows of `x`; zeros past its end."""
-    return x.at[index].get(mode="fill", fill_value=0)
-
-
 def _weighted(y: Float[Array, "N K F"], weight: Float[Array, "N K"]) -> Float[Array, "N F"]:
     return jnp.einsum("nkf,nk->nf", y, weight, preferred_element_type=jnp.float32)
 
 
 def _on_one_device(run: Any, x: Array, expert: Array, weight: Array, experts: int, weights: Any) -> Array:
     t = tiles(expert.reshape(-1), experts)
-    y = run(_take(x, t.source // expert.shape[1]), t.group, *weights)
-    return _weighted(_take(y, t.place).reshape(*expert.shape, -1), weight).astype(x.dtype)
+    token = jnp.where(t.source < expert.size, t.source // expert.shape[1], x.shape[0])
+    y = run(permuted(x, token, t.place.reshape(expert.shape)), t.group, *weights)
+    pairs = permuted(y, t.place, t.source[:, None])
+    return _weighted(pairs.reshape(*expert.shape, -1), weight).astype(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -127,23 +124,21 @@ class _Exchange:
         """float32[N, F]: the contributions of the pairs that go in round `n`."""
         pairs = expert.reshape(-1)
         dest = self._destination(pairs)
-        order = jnp.argsort(dest, stable=True).astype(jnp.int32)
-        sizes = jnp.sum(dest[:, None] == jnp.arange(self.devices)[None, :], axis=0, dtype=jnp.int32)
-        rank = n * self.pairs + jnp.arange(self.pairs, dtype=jnp.int32)
-        index_GC = (jnp.cumsum(sizes) - sizes)[:, None] + rank[None, :]
-        there = rank[None, :] < sizes[:, None]
-        pair_GC = jnp.where(there, _take(order, index_GC), pairs.shape[0])
-        own = self.experts // self.devices
-        group_GC = jnp.where(there, _take(pairs, pair_GC) % own, own)
-        sent = _take(x, jnp.where(there, pair_GC // expert.shape[1], x.shape[0]))
-        rows, group = _trade(sent).reshape(-1, x.shape[1]), _trade(group_GC).reshape(-1)
-        t = tiles(group, own)
-        y = self.run(_take(rows, t.source), t.group, *weights)
-        home = _trade(_take(y, t.place).reshape(self.devices, self.pairs, -1))
         slot = _rank(dest, self.devices + 1) - n * self.pairs
         mine = (dest < self.devices) & (slot >= 0) & (slot < self.pairs)
-        place = jnp.where(mine, dest * self.pairs + slot, self.devices * self.pairs)
-        y_NKF = _take(home.reshape(self.devices * self.pairs, -1), place).reshape(*expert.shape, -1)
+        sent, none = self.devices * self.pairs, pairs.shape[0]
+        place = jnp.where(mine, dest * self.pairs + slot, sent)
+        # The pair in each place of what is sent; no pair where it is not full.
+        pair = jnp.full(sent + 1, none, jnp.int32).at[place].set(jnp.arange(none, dtype=jnp.int32))[:sent]
+        own = self.experts // self.devices
+        there = pair < none
+        group = _trade(jnp.where(there, take(pairs, pair) % own, own).reshape(self.devices, -1)).reshape(-1)
+        token = jnp.where(there, pair // expert.shape[1], x.shape[0])
+        rows = _trade(permuted(x, token, place.reshape(expert.shape)).reshape(self.devices, self.pairs, -1))
+        t = tiles(group, own)
+        y = self.run(permuted(rows.reshape(sent, -1), t.source, t.place[:, None]), t.group, *weights)
+        home = _trade(permuted(y, t.place, t.source[:, None]).reshape(self.devices, self.pairs, -1))
+        y_NKF = permuted(home.reshape(sent, -1), place, pair[:, None]).reshape(*expert.shape, -1)
         return _weighted(y_NKF, weight)
 
     def _destination(self, pairs: Array) -> Array:

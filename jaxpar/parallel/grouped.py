@@ -7,7 +7,6 @@ of Pallas, on GPU. Backward the gradient of each kernel is added up in place, ti
 Letters: N rows, S rows of all tiles, T rows of a tile, E groups, D and F features.
 """
 
-import functools
 from dataclasses import dataclass
 
 import jax
@@ -68,6 +67,32 @@ def tiles(group: Int[Array, " N"], groups: int) -> Tiles:
     return Tiles(source.astype(jnp.int32), place.astype(jnp.int32), tile_group)
 
 
+def permuted(x: Float[Array, "n d"], index: Int[Array, " m"], inverse: Int[Array, " n k"]) -> Float[Array, "m d"]:
+    """`x[index]`, zeros past its end, where row `n` of `x` goes to the places `inverse[n]` and no other.
+
+    Its gradient is a gather too: a scatter would take the rows one by one.
+    """
+    return _permuted(x, index, inverse)
+
+
+@jax.custom_vjp
+def _permuted(x, index, inverse):  # type: ignore[no-untyped-def]
+    return take(x, index)
+
+
+def _permuted_bwd(inverse, g):  # type: ignore[no-untyped-def]
+    parts = take(g, inverse.reshape(-1)).reshape(*inverse.shape, -1)
+    return jnp.sum(parts, axis=1, dtype=jnp.float32).astype(g.dtype), None, None
+
+
+_permuted.defvjp(lambda x, index, inverse: (take(x, index), inverse), _permuted_bwd)
+
+
+def take(x: Array, index: Array) -> Array:
+    """Rows of `x`; zeros past its end."""
+    return x.at[index].get(mode="fill", fill_value=0)
+
+
 def grouped_matmul(
     x: Float[Array, "S D"], kernel: Float[Array, "E D F"], group: Int[Array, " tiles"]
 ) -> Float[Array, "S F"]:
@@ -77,14 +102,7 @@ def grouped_matmul(
 
 @jax.custom_vjp
 def _matmul(x, kernel, group):  # type: ignore[no-untyped-def]
-    x_PTD = x.reshape(group.shape[0], -1, x.shape[1])
-
-    def tile(_, inputs):  # type: ignore[no-untyped-def]
-        x_TD, g = inputs
-        return None, _dot("td,df->tf", x_TD, _kernel(kernel, g)).astype(x.dtype)
-
-    _, y_PTF = lax.scan(tile, None, (x_PTD, group))
-    return y_PTF.reshape(x.shape[0], -1)
+    return _by_tile("td,df->tf", x, kernel, group)
 
 
 def _matmul_fwd(x, kernel, group):  # type: ignore[no-untyped-def]
@@ -93,16 +111,26 @@ def _matmul_fwd(x, kernel, group):  # type: ignore[no-untyped-def]
 
 def _matmul_bwd(saved, dy):  # type: ignore[no-untyped-def]
     x, kernel, group = saved
-    dx = _matmul(dy, jnp.swapaxes(kernel, 1, 2), group)
+    dx = _by_tile("tf,df->td", dy, kernel, group)
     return dx.astype(x.dtype), _kernel_gradient(x, dy, group, kernel.shape).astype(kernel.dtype), None
 
 
 _matmul.defvjp(_matmul_fwd, _matmul_bwd)
 
 
+def _by_tile(spec: str, x, kernel, group):  # type: ignore[no-untyped-def]
+    tiles_of_x = x.reshape(group.shape[0], -1, x.shape[1])
+
+    def tile(_, inputs):  # type: ignore[no-untyped-def]
+        rows, g = inputs
+        return None, _dot(spec, rows, _kernel(kernel, g)).astype(x.dtype)
+
+    _, tiles_of_y = lax.scan(tile, None, (tiles_of_x, group))
+    return tiles_of_y.reshape(x.shape[0], -1)
+
+
 def _kernel_gradient(x, dy, group, shape):  # type: ignore[no-untyped-def]
-    tiles_of = functools.partial(jnp.reshape, shape=(group.shape[0], -1, shape[1]))
-    dy_PTF = dy.reshape(group.shape[0], -1, shape[2])
+    x_PTD, dy_PTF = (a.reshape(group.shape[0], -1, a.shape[1]) for a in (x, dy))
 
     def tile(total, inputs):  # type: ignore[no-untyped-def]
         x_TD, dy_TF, g = inputs
@@ -110,7 +138,7 @@ def _kernel_gradient(x, dy, group, shape):  # type: ignore[no-untyped-def]
         return lax.dynamic_update_index_in_dim(total, new, g, 0), None
 
     start = vary(jnp.zeros(shape, jnp.float32))
-    return lax.scan(tile, start, (tiles_of(x), dy_PTF, group))[0]
+    return lax.scan(tile, start, (x_PTD, dy_PTF, group))[0]
 
 
 def _kernel(kernel, group):  # type: ignore[no-untyped-def]
