@@ -52,7 +52,7 @@ MEMORY_TOLERANCE, COMPILE_LIMIT = 0.05, 1.3
 def formula(pipeline: Pipeline, p: int, m: int) -> float:
     """The bubble that the literature gives a schedule whose F, B and W are equally long (docs/pipelines.md)."""
     unit = (p - 1) / (3 * m)
-    if "zero_bubble" not in pipeline.schedule:
+    if "zero_bubble" not in str(pipeline.schedule):
         return 3 * unit / pipeline.virtual_stages
     return unit if pipeline.fill else 2 * unit
 
@@ -78,7 +78,8 @@ class Case:
         if pipeline is None:
             plan = jaxpar.Plan("data=1", microbatches=self.microbatches)
         else:
-            plan = jaxpar.Plan(f"pipe={STAGES}", microbatches=self.microbatches, pipeline=pipeline)
+            own = {"virtual_stages": pipeline.virtual_stages, "fill": pipeline.fill}
+            plan = jaxpar.Plan(f"pipe={STAGES}", microbatches=self.microbatches, pipeline=str(pipeline.schedule), **own)
         return jaxpar.Program(self.config.build, optax.sgd(1e-3), plan)
 
     @property
@@ -96,15 +97,17 @@ class Case:
 
 
 class Step:
-    """A compiled step with its state and batch."""
+    """A compiled step; its state and batch come with its first call."""
 
     def __init__(self, case: Case, pipeline: Pipeline | None):
         self.case, self.pipeline = case, pipeline
         self.run = case.program(pipeline).on(jax.devices()[: STAGES if pipeline else 1])
-        self.state, self.batch = self.run.init(), self.run.put(case.batch())
-        self.compiled = self.run.compiled_step.lower(self.state, self.batch).compile()
+        self.compiled = self.run.lower(case.shapes).compile()
+        self.state: jaxpar.TrainState | None = None
 
     def __call__(self) -> None:
+        if self.state is None:
+            self.state, self.batch = self.run.init(), self.run.put(self.case.batch())
         self.state, metrics = self.compiled(self.state, self.batch)
         jax.block_until_ready((self.state, metrics))
 
