@@ -6,6 +6,7 @@ in which the operand is the device's own tensor shard.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +19,14 @@ from jaxpar.mesh import MANUAL_AXES
 Axes = tuple[str, ...]
 
 
-def on_tensor_shards(f: Callable[..., Array], in_specs: Sequence[P] | P, out_specs: P) -> Callable[..., Array]:
-    """`f` on each device's tensor shard; the specs name the dims split over `tensor`, and no other axis."""
-    if not live(("tensor",)):
+def on_tensor_shards(
+    f: Callable[..., Array], in_specs: Sequence[P] | P, out_specs: P, always: bool = False
+) -> Callable[..., Array]:
+    """`f` on each device's tensor shard; the specs name the dims split over `tensor`, and no other axis.
+
+    Where `tensor` has size 1, `f` itself, unless it is `always` to be nested.
+    """
+    if not (always or live(("tensor",))):
         return f
     mesh = jax.sharding.get_abstract_mesh()
     return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names={"tensor"})
@@ -55,18 +61,32 @@ def all_gather(x: Array, axes: Axes, dim: int, tensor_spec: P) -> Array:
     return on_tensor_shards(gather, tensor_spec, tensor_spec)(x)
 
 
-def psum_scatter(x: Array, axes: Axes, dim: int, tensor_spec: P) -> Array:
-    """Sums over `axes` and leaves each device its part of `dim`; bytes: the input's."""
+def psum_scatter(x: Array, axes: Axes, dim: int, tensor_spec: P, dtype: Any) -> Array:
+    """Sums over `axes` and leaves each device its part of `dim`; bytes: the input's in `dtype`, in which it sums."""
 
     def scatter(shard: Array) -> Array:
         return lax.psum_scatter(shard, live(axes), scatter_dimension=dim, tiled=True)
 
-    return on_tensor_shards(scatter, tensor_spec, tensor_spec)(x)
+    return _summed_in(dtype, scatter, tensor_spec)(x)
 
 
 def psum(x: Array, axes: Axes) -> Array:
     """Sums over `axes`. Keeps the tensor sharding by itself."""
     return lax.psum(x, live(axes)) if live(axes) else x
+
+
+def psum_in(x: Array, axes: Axes, tensor_spec: P, dtype: Any) -> Array:
+    """`psum` that moves and sums `dtype`; the result has that of `x`."""
+    if not live(axes) or x.dtype == dtype:
+        return psum(x, axes)
+    return _summed_in(dtype, lambda shard: lax.psum(shard, live(axes)), tensor_spec)(x)
+
+
+def _summed_in(dtype: Any, reduce: Callable[[Array], Array], tensor_spec: P) -> Callable[[Array], Array]:
+    """XLA for CPU ends the process at a sum of bfloat16 in a region that is only partly manual: there it is nested in
+    a manual one, also where `tensor` has size 1."""
+    nested = on_tensor_shards(reduce, tensor_spec, tensor_spec, always=jnp.dtype(dtype).itemsize < 4)
+    return lambda x: nested(x.astype(dtype)).astype(x.dtype)
 
 
 def from_stage[T](tree: T, stage: int) -> T:

@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from jaxpar.axis_rules import NORM_POSITIONS, AxisRules
 from jaxpar.collectives import axis_size, constrain
 from jaxpar.dropout import keep_mask
+from jaxpar.errors import ModelError
 
 LOGICAL_NAMES = "logical_names"
 
@@ -133,12 +134,16 @@ class Context:
         v: Float[Array, "b t kv d"],
         *,
         causal: bool = True,
+        window: int | None = None,
     ) -> Float[Array, "b t h d"]:
         """Exact softmax attention within documents; query head `i` uses kv head `i // (h / kv)`.
 
-        Never builds a full matrix of positions by positions. Follows Dao, FlashAttention-2 (2023).
+        `window`: a query sees itself and the `window - 1` positions before it; needs `causal`. Positions may be split
+        over `seq`. Never builds a full matrix of positions by positions. Follows Dao, FlashAttention-2 (2023).
         """
-        return self.attention(q, k, v, segments=self.segments, causal=causal)
+        if window is not None and (window < 1 or not causal):
+            raise ModelError(f"attend(window={window}, causal={causal}): a window is causal, of 1 position or more")
+        return self.attention(q, k, v, segments=self.segments, causal=causal, window=window)
 
     def constrain(self, x: Array, *names: str | None) -> Array:
         """Tells XLA how the dims of an activation lie over `tensor`, by logical names; None: not split.

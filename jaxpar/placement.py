@@ -34,6 +34,7 @@ class Placement:
       padded: sizes of the dims as stored.
       tensor_spec: which dims are split over `tensor`; nothing else.
       zero_dim: the dim that ZeRO splits over `ZERO_AXES`; None: replicated over them.
+      reduce_dtype: what the gradient is summed in over devices.
       layers: where a stack's layers lie; None: a parameter outside the stacks.
       shared_over_pipe: the vocabulary, dim 0, is split over the stages as well, see `parallel.vocabulary`.
       notes: what a person should know, e.g. that the parameter is replicated although its rule names an axis.
@@ -44,6 +45,7 @@ class Placement:
     tensor_spec: P
     zero_dim: int | None
     zero_stage: int
+    reduce_dtype: str
     notes: tuple[str, ...] = ()
     layers: StageLayers | None = None
     shared_over_pipe: bool = False
@@ -157,7 +159,9 @@ def _place_one(info: ParamInfo, plan: Plan, mesh: Mesh, layers: StageLayers | No
         notes.append(f"layers by stage: {', '.join(map(str, layers.counts))}; all stages hold {layers.longest}")
     if tuple(padded) != info.dims:
         notes.append(f"stored padded: {info.dims} as {tuple(padded)}")
-    return Placement(info, tuple(padded), P(*spec), zero_dim, plan.zero, tuple(notes), layers, shared)
+    return Placement(
+        info, tuple(padded), P(*spec), zero_dim, plan.zero, plan.reduce_dtype, tuple(notes), layers, shared
+    )
 
 
 def _zero_dim(sizes: list[int], taken: list[bool], shards: int) -> int | None:

@@ -18,12 +18,14 @@ from jaxpar.pipeline.layers import StageLayers, route, stage_layers
 Precision = Literal["float32", "bfloat16", "fp8"]
 ParamDtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "dots", "full"]
+Attention = Literal["ring", "ulysses", "allgather"]
+Offload = Literal["optimizer", "activations"]
 
 # In front of the names that a layer saves, with commas between them.
 NAMED = "named:"
 
 # Axes that a mesh already has and no strategy uses yet.
-_SIZE_ONE_AXES = ("seq", "expert")
+_SIZE_ONE_AXES = ("expert",)
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,13 @@ class Zero:
 
     stage: int
     within_node: bool = False
+
+
+@dataclass(frozen=True)
+class Hybrid:
+    """Attention by Ulysses among `ulysses` neighbours on `seq`, and by a ring of such groups."""
+
+    ulysses: int
 
 
 @dataclass(frozen=True)
@@ -56,8 +65,10 @@ class Plan:
       microbatches: per step and replica; the rows of a step are worked through in this many parts.
       sequence_sharded_norms: norms and residuals between tensor-parallel matmuls hold 1/tensor of the positions
         (Korthikanti et al., 2022).
-      precision: dtype of the layers' compute; gradients are summed in float32 whatever it is. `fp8` is bfloat16 with
-        the layers' matmuls of weights in float8 (see `docs/optimizers.md`); embedding and head have none of it.
+      precision: dtype of the layers' compute. `fp8` is bfloat16 with the layers' matmuls of weights in float8 (see
+        `docs/optimizers.md`); embedding and head have none of it.
+      reduce_dtype: what gradients are summed in over devices, whatever `precision` is; `bfloat16` moves half the
+        bytes. Over microbatches they are summed in float32.
       param_dtype: what parameters are stored in between steps. Under bfloat16 use an optimizer that does not round
         small updates away: `OptimizerConfig.low_precision`, or the wrappers of `jaxpar.training.low_precision`.
       pipeline: the schedule that the stages of `pipe` play: see `jaxpar.pipeline.SCHEDULES` and docs/pipelines.md.
@@ -66,9 +77,14 @@ class Plan:
       virtual_stages: chunks of layers on each stage.
       stage_layers: how many layers each chunk has, in the order of the layers; None: as even as whole layers go.
       fill: zero-bubble schedules play weights' gradients where a stage would wait.
+      attention: how positions split over `seq` attend to each other: `ring` sends keys round, `ulysses` trades
+        positions for heads, `allgather` gathers keys. `Hybrid(ulysses=2)`, Ulysses inside a ring, sets the next field.
+      ulysses: how many neighbours on `seq` trade positions for heads inside a ring.
       remat: what a layer saves for its backward: `none` recomputes nothing, `dots` keeps matmul results, `full` keeps
         the layer's input alone, `named:attention,mlp` the input and what the model calls so: its own `jaxpar.save`,
         and `attention`, the result of `ctx.attend`.
+      offload: what waits in the host's pinned memory while the device does not need it: `optimizer`, the optimizer's
+        state between updates (averages of the parameters too), `activations`, what layers save for their backward.
     """
 
     mesh: str = "data=-1"
@@ -83,12 +99,21 @@ class Plan:
     virtual_stages: int = 1
     stage_layers: tuple[int, ...] | None = None
     fill: bool = False
+    attention: Attention = "ring"
+    ulysses: int = 1
+    reduce_dtype: ParamDtype = "float32"
+    offload: tuple[Offload, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mesh", str(MeshShape.parse(self.mesh)))
         if isinstance(self.zero, Zero):
             object.__setattr__(self, "within_node", self.zero.within_node)
             object.__setattr__(self, "zero", self.zero.stage)
+        if isinstance(self.offload, list):  # as JSON gives it back
+            object.__setattr__(self, "offload", tuple(self.offload))
+        if isinstance(self.attention, Hybrid):
+            object.__setattr__(self, "ulysses", self.attention.ulysses)
+            object.__setattr__(self, "attention", "ring")
         if isinstance(self.pipeline, Pipeline):
             for name in ("virtual_stages", "stage_layers", "fill"):
                 object.__setattr__(self, name, getattr(self.pipeline, name))
@@ -99,6 +124,7 @@ class Plan:
             object.__setattr__(self, "stage_layers", tuple(self.stage_layers))
         if problems := self._problems():
             raise PlanError(problems)
+        object.__setattr__(self, "offload", tuple(name for name in get_args(Offload) if name in self.offload))
 
     def _problems(self) -> list[str]:
         found = []
@@ -111,17 +137,33 @@ class Plan:
         for name, value, legal in (
             ("precision", self.precision, get_args(Precision)),
             ("param_dtype", self.param_dtype, get_args(ParamDtype)),
+            ("attention", self.attention, get_args(Attention)),
             ("remat", self.remat, (*get_args(Remat), f"{NAMED}<name>,<name>")),
+            ("reduce_dtype", self.reduce_dtype, get_args(ParamDtype)),
         ):
             if value not in legal and not (name == "remat" and self.saved_names):
                 found.append(f"{name}={value!r}: needs one of {', '.join(legal)}")
+        found += self._offload_problems()
         for axis in _SIZE_ONE_AXES:
             if self.shape.sizes[axis] != 1:
                 found.append(
                     f"mesh '{self.mesh}': axis {axis!r} needs size 1, found {self.shape.sizes[axis]}; "
-                    f"this version has no {axis} parallelism: use data, pipe and tensor"
+                    f"this version has no {axis} parallelism: use data, pipe, tensor and seq"
                 )
-        return found + self._pipeline_problems()
+        return found + self._pipeline_problems() + self._sequence_problems()
+
+    def _sequence_problems(self) -> list[str]:
+        seq, found = self.shape.sizes["seq"], []
+        if self.ulysses < 1 or (seq > 0 and seq % self.ulysses):
+            found.append(f"ulysses={self.ulysses} must divide seq={seq}; choose one of {_divisors(seq)}")
+        if self.ulysses > 1 and self.attention != "ring":
+            found.append(f"ulysses={self.ulysses} is for groups in a ring; attention={self.attention!r} has none")
+        if seq > 1 and self.fill and self.attention == "ring":
+            found.append(
+                "fill=True lets stages differ in what they play, and a ring's sends must not; choose fill=False, or "
+                "attention='ulysses' or 'allgather'"
+            )
+        return found
 
     def _pipeline_problems(self) -> list[str]:
         stages = self.shape.sizes["pipe"]
@@ -175,6 +217,12 @@ class Plan:
             own = None if counts is None else counts[i * len(parts) : (i + 1) * len(parts)]
             found[name] = stage_layers(name, layers, parts, own)
         return found
+
+    def _offload_problems(self) -> list[str]:
+        legal = get_args(Offload)
+        if isinstance(self.offload, tuple) and all(name in legal for name in self.offload):
+            return []
+        return [f"offload={self.offload!r}: needs a tuple of {', '.join(map(repr, legal))}; () for nothing"]
 
     def _folded(self, stages: int) -> bool:
         return self.pipeline == "zero_bubble_v" and stages > 1
@@ -266,3 +314,7 @@ def _clock_table(schedule: Schedule) -> str:
 @cache
 def _read_table(text: str) -> Schedule:
     return from_table(text)
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]

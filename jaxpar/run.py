@@ -56,7 +56,8 @@ class Run:
     @cached_property
     def layout(self) -> StateLayout:
         views = {path: jax.ShapeDtypeStruct(p.view_shape, p.info.dtype) for path, p in self.placements.items()}
-        return StateLayout(self.placements, self.mesh, jax.eval_shape(self.optimizer.init, views))
+        shapes = jax.eval_shape(self.optimizer.init, views)
+        return StateLayout(self.placements, self.mesh, shapes, offloads="optimizer" in self.plan.offload)
 
     @cached_property
     def region(self) -> Region:
@@ -89,7 +90,7 @@ class Run:
     def _init_state(self, key: Array) -> TrainState:
         _, logical = split(self.build, key)
         params = to_storage(logical, self.placements)
-        opt_state = self.layout.store_opt(self.optimizer.init(self.layout.view(params)))
+        opt_state = self.layout.at_rest(self.layout.store_opt(self.optimizer.init(self.layout.view(params))))
         # Two arrays: donated together, they must not be one buffer.
         return TrainState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), key, params, opt_state)
 

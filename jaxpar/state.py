@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Int
 
+from jaxpar import offload
 from jaxpar.collectives import sharding
 from jaxpar.optimizer_state import leaf_placements
 from jaxpar.placement import Placement, logical_one, logical_sharding, pad, store_one, unpad
@@ -44,6 +45,8 @@ class StateLayout:
     mesh: Mesh
     opt_shapes: Any
     """The optimizer's state for `view` parameters, abstract."""
+    offloads: bool = False
+    """Whether the optimizer's state lies in host memory between steps."""
 
     def view(self, params: Params) -> Params:
         """Without padding, `[virtual stage, stage, layer, *dims]`: what the optimizer is given."""
@@ -58,11 +61,19 @@ class StateLayout:
     def store_opt(self, opt_state: Any) -> Any:
         return self._map_opt(opt_state, lambda x, p: x if p is None else pad(x, p.padded))
 
+    def at_rest(self, opt_state: Any) -> Any:
+        """The optimizer's state where it lies between steps."""
+        return self._move(opt_state, offload.to_host)
+
+    def at_work(self, opt_state: Any) -> Any:
+        """The inverse of `at_rest`: on the device."""
+        return self._move(opt_state, offload.to_device)
+
     def storage_shardings(self) -> TrainState:
         scalar: Any = NamedSharding(self.mesh, P())
         params: Any = {path: sharding(self.mesh, p.param_spec()) for path, p in self.placements.items()}
         opt = self._map_opt(self.opt_shapes, lambda _, p: sharding(self.mesh, P() if p is None else p.update_spec()))
-        return TrainState(scalar, scalar, scalar, params, opt)
+        return TrainState(scalar, scalar, scalar, params, self._resting(opt))
 
     def logical_shardings(self) -> TrainState:
         """For the arrays of `to_logical`, which are not padded: replicated where a dim does not divide."""
@@ -71,7 +82,17 @@ class StateLayout:
         opt = self._map_opt(
             self.opt_shapes, lambda _, p: scalar if p is None else logical_sharding(p, self.mesh, p.update_spec())
         )
-        return TrainState(scalar, scalar, scalar, params, opt)
+        return TrainState(scalar, scalar, scalar, params, self._resting(opt))
+
+    def _resting(self, shardings: Any) -> Any:
+        """Those of `at_rest`, of stored and of logical arrays: a checkpoint is not to need what the device lacks."""
+        return self._move(shardings, offload.on_host)
+
+    def _move(self, tree: Any, move: Any) -> Any:
+        """`move(leaf)` of what is worth it, told by the sizes without padding."""
+        if not self.offloads:
+            return tree
+        return jax.tree.map(lambda x, leaf: move(leaf) if offload.worth_moving(x) else leaf, self.opt_shapes, tree)
 
     def to_logical(self, state: TrainState) -> TrainState:
         """Every parameter, and what the optimizer keeps for it, in its logical shape with layers in depth order."""
@@ -94,7 +115,7 @@ class StateLayout:
 
     def _convert(self, state: TrainState, convert: Any) -> TrainState:
         params = {path: convert(x, self.placements[path]) for path, x in state.params.items()}
-        opt = self._map_opt(state.opt_state, convert)
+        opt = self.at_rest(self._map_opt(self.at_work(state.opt_state), convert))
         return TrainState(state.step, state.skipped, state.key, params, opt)
 
     def _map_opt(self, tree: Any, f: Any) -> Any:

@@ -29,6 +29,9 @@ def test_a_command_line_overrides_every_part():
     assert start == Start(simulate=8, resume=False, dry_run=True)
     _, start = parse(CONFIG, ["--profile", "10:13", "--track", "trackio", "--no-compile-cache"], "script.py")
     assert start == Start(profile="10:13", track="trackio", compile_cache=False)
+    line = "--plan.offload optimizer activations --plan.reduce-dtype bfloat16"
+    config, _ = parse(CONFIG, line.split(), "script.py")
+    assert (config.plan.offload, config.plan.reduce_dtype) == (("optimizer", "activations"), "bfloat16")
     assert parse(CONFIG, [], "script.py") == (CONFIG, Start())
 
 

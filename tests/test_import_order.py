@@ -16,6 +16,7 @@ ORDER = [
     "self_check",
     "axis_rules",
     "collectives",
+    "offload",
     "pipeline",
     "plan",
     "dropout",

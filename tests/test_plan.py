@@ -1,5 +1,7 @@
 """A plan is a value that is right or says everything that is wrong with it."""
 
+import json
+
 import pytest
 
 from jaxpar import Plan, PlanError
@@ -75,6 +77,18 @@ def test_unknown_keys_are_named_with_the_nearest_known_one():
     first, second = caught.value.problems
     assert first == "unknown key 'microbatch'; did you mean 'microbatches'?"
     assert second.startswith("unknown key 'colour'; known keys: mesh, zero")
+
+
+def test_what_is_offloaded_has_one_order_and_known_names():
+    """Otherwise two equal plans would differ, a checkpoint's JSON bring back another, or a typo keep memory full."""
+    plan = Plan(offload=("activations", "optimizer"), reduce_dtype="bfloat16")
+    assert plan == Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
+    assert plan.offload == ("optimizer", "activations")
+    for wrong in ("optimizer", ("optimiser",)):
+        with pytest.raises(PlanError, match=r"offload=.*needs a tuple of 'optimizer', 'activations'; \(\) for nothing"):
+            Plan(offload=wrong)
+    with pytest.raises(PlanError, match="reduce_dtype='float16': needs one of float32, bfloat16"):
+        Plan(reduce_dtype="float16")
 
 
 def test_tensor_gets_neighbours_and_data_the_distant_devices():

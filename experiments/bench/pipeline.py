@@ -78,8 +78,13 @@ class Case:
         if pipeline is None:
             plan = jaxpar.Plan("data=1", microbatches=self.microbatches)
         else:
-            own = {"virtual_stages": pipeline.virtual_stages, "fill": pipeline.fill}
-            plan = jaxpar.Plan(f"pipe={STAGES}", microbatches=self.microbatches, pipeline=str(pipeline.schedule), **own)
+            plan = jaxpar.Plan(
+                f"pipe={STAGES}",
+                microbatches=self.microbatches,
+                pipeline=str(pipeline.schedule),
+                virtual_stages=pipeline.virtual_stages,
+                fill=pipeline.fill,
+            )
         return jaxpar.Program(self.config.build, optax.sgd(1e-3), plan)
 
     @property

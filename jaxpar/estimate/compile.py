@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
@@ -15,8 +16,9 @@ class StepReport:
     """What XLA's compiled program will take and do, per device and step; sizes in bytes.
 
     `peak_bytes` is all that XLA allocates: arguments, outputs that are not donated arguments, and
-    temporaries. `flops` and `collectives` count executions; `unknown_loops` and `opaque_calls` name what they
-    cannot see into (see `HloReport`). `compile_seconds` is 0 for a program that came compiled.
+    temporaries. `host_bytes` is what lies in the host's memory and not in the device's; a simulated device has no
+    other, there it is 0. `flops` and `collectives` count executions; `unknown_loops` and `opaque_calls` name what
+    they cannot see into (see `HloReport`). `compile_seconds` is 0 for a program that came compiled.
     """
 
     device_kind: str
@@ -27,6 +29,7 @@ class StepReport:
     output_bytes: int
     flops: float
     collectives: tuple[Collective, ...]
+    host_bytes: int = 0
     compile_seconds: float = 0.0
     unknown_loops: tuple[str, ...] = ()
     opaque_calls: tuple[str, ...] = ()
@@ -41,6 +44,7 @@ class StepReport:
         lines = [
             f"{self.devices} x {self.device_kind}, per device and step ({compiled})",
             *(f"  {name:<12}{_size(getattr(self, f'{name}_bytes')):>12}" for name in _MEMORY),
+            *([f"  {'in host':<12}{_size(self.host_bytes):>12}"] if self.host_bytes else []),
             f"  {'dot FLOPs':<12}{self.flops:>12.4g}",
         ]
         lines += _collective_lines(self.totals())
@@ -75,6 +79,7 @@ def report(program: jax.stages.Lowered | jax.stages.Compiled, mesh: jax.sharding
         devices=mesh.size,
         # Not peak_memory_in_bytes: on CPU it leaves the temporaries out.
         peak_bytes=arguments + outputs - memory.alias_size_in_bytes + memory.temp_size_in_bytes,
+        host_bytes=_host_bytes(memory),
         temp_bytes=memory.temp_size_in_bytes,
         argument_bytes=arguments,
         output_bytes=outputs,
@@ -84,6 +89,11 @@ def report(program: jax.stages.Lowered | jax.stages.Compiled, mesh: jax.sharding
         unknown_loops=hlo.unknown_loops,
         opaque_calls=hlo.opaque_calls,
     )
+
+
+def _host_bytes(memory: Any) -> int:
+    given, made = memory.host_argument_size_in_bytes, memory.host_output_size_in_bytes
+    return given + made - memory.host_alias_size_in_bytes + memory.host_temp_size_in_bytes
 
 
 def _check_mesh(compiled: jax.stages.Compiled, mesh: jax.sharding.Mesh) -> None:

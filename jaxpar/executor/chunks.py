@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxpar import collectives
+from jaxpar import collectives, offload
+from jaxpar.executor.buffers import masked, read, select, write
 from jaxpar.executor.layer import LayerGradient, Totals
 from jaxpar.executor.split import SplitGradient
 from jaxpar.executor.weights import StackWeights, barrier
@@ -74,12 +75,12 @@ class Chunks:
             place = at.first + i
             weights, held = self._next(held, place, jnp.where(i == self.longest - 1, at.then, place + 1))
             y, totals, leaves = self.gradient.forward(weights, x, self._context(ctx, place))
-            y, totals = self._where(place, None, (y, totals), (x, _zeros(totals)))
+            y, totals = self._where(place, None, (y, totals), (x, jax.tree.map(jnp.zeros_like, totals)))
             saved = [write(buffer, leaf, at.saved, i) for buffer, leaf in zip(saved, leaves, strict=True)]
             return (y, held, saved), totals
 
         (y, held, saved), totals = lax.scan(body, (x, held, saved), jnp.arange(self.longest))
-        return y, held, saved, _masked(at.valid, jax.tree.map(jnp.sum, totals))
+        return y, held, saved, masked(at.valid, jax.tree.map(jnp.sum, totals))
 
     def evaluate(self, x: Any, held: Params, ctx: Context, at: At) -> tuple[Any, Params, Totals]:
         """`forward` that saves nothing."""
@@ -89,11 +90,11 @@ class Chunks:
             place = at.first + i
             weights, held = self._next(held, place, jnp.where(i == self.longest - 1, at.then, place + 1))
             y, totals = self.gradient.layer(weights, x, self._context(ctx, place))
-            y, totals = self._where(place, None, (y, totals), (x, _zeros(totals)))
+            y, totals = self._where(place, None, (y, totals), (x, jax.tree.map(jnp.zeros_like, totals)))
             return (y, held), totals
 
         (y, held), totals = lax.scan(body, (x, held), jnp.arange(self.longest))
-        return y, held, _masked(at.valid, jax.tree.map(jnp.sum, totals))
+        return y, held, masked(at.valid, jax.tree.map(jnp.sum, totals))
 
     def backward(
         self, dy: Any, held: Params, pending: Pending, total: Params, saved: Saved, ctx: Context, scales: Totals, at: At
@@ -108,7 +109,10 @@ class Chunks:
                 scattered = zero.scatter(pending.grads, self.weights.placements)
             leaves = [read(buffer, at.saved, i) for buffer in saved]
             grads, dx = self.gradient.backward(weights, leaves, self._context(ctx, place), dy, scales)
-            grads, dx = self._where(place, at.valid, grads, _zeros(grads)), self._where(place, None, dx, dy)
+            grads, dx = (
+                self._where(place, at.valid, grads, jax.tree.map(jnp.zeros_like, grads)),
+                self._where(place, None, dx, dy),
+            )
             if self.weights.behind:
                 dx, scattered = barrier(dx, scattered)
                 total = self.weights.accumulate(total, scattered, pending.place)
@@ -149,7 +153,7 @@ class Chunks:
             weights = self.weights.fetch(place) if self.split.reads_weights else self.weights.stand_in()
             leaves, handed = ([read(b, slot, i) for b in bs] for bs, slot in ((saved, at.saved), (between, at.between)))
             grads = self.split.later(weights, leaves, self._context(ctx, place), scales, handed)
-            grads = self._where(place, at.valid, grads, _zeros(grads))
+            grads = self._where(place, at.valid, grads, jax.tree.map(jnp.zeros_like, grads))
             return self._return(pending, total, grads, place), None
 
         return lax.scan(body, (pending, total), jnp.arange(self.longest), reverse=True)[0]
@@ -175,7 +179,7 @@ class Chunks:
         """Empty ring buffers for what `forward` saves of inputs like `x`."""
 
         shapes = jax.eval_shape(lambda x, ctx: self.gradient.forward(self.weights.fetch(0), x, ctx)[2], x, ctx)
-        return self._buffers(slots, shapes)
+        return self._buffers(slots, shapes, [self.gradient.moves(s) for s in shapes])
 
     def between_buffers(self, slots: int, x: Any, ctx: Context, scales: Totals) -> Saved:
         """Empty ring buffers for what `input_gradient` hands to `weight_gradient`; made after `buffers`."""
@@ -184,10 +188,12 @@ class Chunks:
             weights = self.weights.fetch(0)
             return self.split.first(weights, self.gradient.forward(weights, x, ctx)[2], ctx, x, scales)[1]
 
-        return self._buffers(slots, jax.eval_shape(handed, x, ctx, scales))
+        shapes = jax.eval_shape(handed, x, ctx, scales)
+        return self._buffers(slots, shapes, [False] * len(shapes))
 
-    def _buffers(self, slots: int, shapes: list[jax.ShapeDtypeStruct]) -> Saved:
-        return [collectives.vary(jnp.zeros((slots, self.longest, *s.shape), s.dtype)) for s in shapes]
+    def _buffers(self, slots: int, shapes: list[jax.ShapeDtypeStruct], on_host: list[bool]) -> Saved:
+        empty = [collectives.vary(jnp.zeros((slots, self.longest, *s.shape), s.dtype)) for s in shapes]
+        return [offload.to_host(x) if away else x for x, away in zip(empty, on_host, strict=True)]
 
     def _next(self, held: Params, now: Array, then: Array) -> tuple[Params, Params]:
         """This layer's weights, and what is to be carried: the weights of the layer after it, if fetched ahead."""
@@ -203,42 +209,4 @@ class Chunks:
         if self.padded:
             there = self.depths[place] >= 0
             valid = there if valid is None else there & valid
-        return _select(valid, played, otherwise)
-
-
-def read(buffer: Array, *slots: Array) -> Array:
-    """`buffer[slots]`, by as many leading dims."""
-    start = _start(buffer, slots)
-    sizes = (*(1,) * len(slots), *buffer.shape[len(slots) :])
-    return lax.dynamic_slice(buffer, start, sizes).reshape(buffer.shape[len(slots) :])
-
-
-def write(buffer: Array, x: Array, *slots: Array) -> Array:
-    """Puts `x` at `buffer[slots]`."""
-    return lax.dynamic_update_slice(buffer, x.reshape((1,) * len(slots) + x.shape), _start(buffer, slots))
-
-
-def cut(buffers: Saved, slot: Array) -> Saved:
-    """Buffers of this slot alone."""
-    return [lax.dynamic_slice_in_dim(buffer, slot, 1) for buffer in buffers]
-
-
-def paste(buffers: Saved, parts: Saved, slot: Array) -> Saved:
-    """Puts what `cut` has cut back in its place."""
-    return [lax.dynamic_update_slice_in_dim(b, part, slot, 0) for b, part in zip(buffers, parts, strict=True)]
-
-
-def _start(buffer: Array, slots: tuple[Array, ...]) -> list[Array]:
-    return [*slots, *(jnp.zeros((), jnp.int32) for _ in range(buffer.ndim - len(slots)))]
-
-
-def _select[T](valid: Array | None, new: T, old: T) -> T:
-    return new if valid is None else jax.tree.map(lambda n, o: jnp.where(valid, n, o), new, old)
-
-
-def _masked[T](valid: Array | None, tree: T) -> T:
-    return _select(valid, tree, _zeros(tree))
-
-
-def _zeros[T](tree: T) -> T:
-    return jax.tree.map(jnp.zeros_like, tree)
+        return select(valid, played, otherwise)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jaxpar import collectives
+from jaxpar import collectives, offload
 from jaxpar.errors import ModelError
 from jaxpar.model import Context
 from jaxpar.plan import Remat
@@ -52,12 +52,13 @@ class LayerGradient:
     """The forward and backward of one stack's layer under one remat policy.
 
     `forward` must be traced before `backward`: what the saved leaves mean is learned there. `names`: what is saved
-    by name; those met are in `met` after tracing.
+    by name; those met are in `met` after tracing. `offloads`: what is stored lies in host memory until `backward`.
     """
 
     layer: Callable[[Params, Any, Context], tuple[Any, Totals]]
     remat: Remat | str
     names: tuple[str, ...] = ()
+    offloads: bool = False
     met: set[str] = field(default_factory=set, init=False)
     _treedef: Any = field(default=None, init=False)
     _known: list[int | None] = field(default_factory=list, init=False)
@@ -68,18 +69,20 @@ class LayerGradient:
         if self.remat == "full":
             y, totals = self.layer(weights, x, ctx)
             self._names = list(totals)
-            return y, totals, jax.tree.leaves(x)
+            return y, totals, self._move(jax.tree.leaves(x), offload.to_host)
         y, vjp, totals = self._vjp(weights, x, ctx)
         self._names = list(totals)
         leaves, self._treedef = jax.tree.flatten(vjp)
         live = _live(weights, ctx)
         self._known = [next((i for i, known in enumerate(live) if leaf is known), None) for leaf in leaves]
-        return y, totals, [leaf for leaf, known in zip(leaves, self._known, strict=True) if known is None]
+        saved = [leaf for leaf, known in zip(leaves, self._known, strict=True) if known is None]
+        return y, totals, self._move(saved, offload.to_host)
 
     def backward(
         self, weights: Params, saved: list[Array], ctx: Context, dy: Any, scales: dict[str, Array]
     ) -> tuple[Params, Any]:
         """-> gradients of the weights and of the input; `scales` are the gradients of the totals."""
+        saved = self._move(saved, offload.to_device)
         if self.remat == "full":
             _, vjp, _ = self._vjp(weights, jax.tree.unflatten(jax.tree.structure(dy), saved), ctx)
         else:
@@ -99,6 +102,13 @@ class LayerGradient:
             run = jax.checkpoint(run, policy=self._by_name)
         (y, _), vjp, totals = jax.vjp(run, weights, x, has_aux=True)
         return y, vjp, totals
+
+    def moves(self, x: Any) -> bool:
+        """Whether something saved of this shape lies in host memory."""
+        return self.offloads and offload.worth_moving(x)
+
+    def _move(self, saved: list[Array], move: Callable[[Array], Array]) -> list[Array]:
+        return [move(x) if self.moves(x) else x for x in saved]
 
     def _by_name(self, primitive: Any, *_: Any, **params: Any) -> bool:
         if primitive.name != "name" or params["name"] not in self.names:

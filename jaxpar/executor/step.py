@@ -43,20 +43,21 @@ def train_step(
     norm, loss = optax.tree.norm(grads), sums.objective()
     counts = jnp.stack(list(sums.weights.values())).max() > 0
     good = jnp.isfinite(norm) & jnp.isfinite(loss) & counts
-    params, opt_state = _update(layout, optimizer, state, grads)
+    old_opt_state = layout.at_work(state.opt_state)
+    params, opt_state = _update(layout, optimizer, state.params, old_opt_state, grads)
 
     def keep(new: Any, old: Any, good: Array) -> Any:
         return jax.tree.map(lambda n, o: jnp.where(good, n, o), new, old)
 
     params = keep(params, state.params, good)
-    opt_state = keep(opt_state, state.opt_state, _once_written(region.mesh, params, good))
+    opt_state = keep(opt_state, old_opt_state, _once_written(region.mesh, params, good))
     skipped = 1 - good.astype(jnp.int32)
     new_state = TrainState(
         step=state.step + 1,
         skipped=state.skipped + skipped,
         key=state.key,
         params=params,
-        opt_state=opt_state,
+        opt_state=layout.at_rest(opt_state),
     )
     return new_state, metrics(sums) | {"grad_norm": norm, "skipped": skipped.astype(jnp.float32)}
 
@@ -79,12 +80,11 @@ def metrics(sums: Sums) -> Metrics:
 
 
 def _update(
-    layout: StateLayout, optimizer: optax.GradientTransformation, state: TrainState, grads: Params
+    layout: StateLayout, optimizer: optax.GradientTransformation, params: Params, opt_state: Any, grads: Params
 ) -> tuple[Params, Any]:
     """The optimizer works on each device's ZeRO shard; parameters that are stored whole are gathered after it."""
-    shards = lax.with_sharding_constraint(state.params, layout.update_shardings())
-    params = layout.view(shards)
-    updates, opt_state = optimizer.update(grads, layout.view_opt(state.opt_state), params)
+    params = layout.view(lax.with_sharding_constraint(params, layout.update_shardings()))
+    updates, opt_state = optimizer.update(grads, layout.view_opt(opt_state), params)
     new = layout.store(optax.apply_updates(params, updates))
     new = lax.with_sharding_constraint(new, layout.update_shardings())
     return new, layout.store_opt(opt_state)

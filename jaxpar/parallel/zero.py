@@ -8,7 +8,8 @@
 | 3 | sharded, gathered per layer | sharded | each microbatch: reduce-scatter |
 
 Within a node: shards lie in one node, and what has been scattered there is summed over the nodes, once a step.
-Source: Rajbhandari et al., ZeRO (2020); Zhao et al., PyTorch FSDP (2023). Sums are float32 whatever the compute dtype.
+Source: Rajbhandari et al., ZeRO (2020); Zhao et al., PyTorch FSDP (2023). Sums are float32 whatever the compute dtype;
+those over devices, not those over microbatches, are bfloat16 if the plan's `reduce_dtype` says so.
 """
 
 from collections.abc import Mapping
@@ -60,7 +61,7 @@ def _scatter_one(grad: Array, placement: Placement) -> Array:
 def _reduce_scatter(grad: Array, placement: Placement, lead: int = 0) -> Array:
     assert placement.zero_dim is not None
     spec = collectives.behind(lead, placement.tensor_spec)
-    return collectives.psum_scatter(grad, ZERO_AXES, lead + placement.zero_dim, spec)
+    return collectives.psum_scatter(grad, ZERO_AXES, lead + placement.zero_dim, spec, placement.reduce_dtype)
 
 
 def accumulator_shape(placement: Placement, shards: int) -> tuple[int, ...]:
@@ -82,14 +83,19 @@ def finish(grads: Params, placements: Placements) -> Params:
 def _finish_one(grad: Array, placement: Placement) -> Array:
     lead = len(placement.local_lead)
     if not placement.scatters:
-        grad = collectives.psum(grad, REPLICA_AXES)
+        grad = _all_reduce(grad, placement, lead, REPLICA_AXES)
     elif not placement.scatters_each_microbatch:
         grad = _reduce_scatter(grad, placement, lead)
     if placement.scatters:
-        grad = collectives.psum(grad, (REPLICA,))
+        grad = _all_reduce(grad, placement, lead, (REPLICA,))
     if placement.layers is not None:
         return grad.reshape(placement.layers.chunks, 1, placement.layers.longest, *grad.shape[1:])
     if placement.shared_over_pipe:
         return grad
     # All stages have computed the same.
     return collectives.from_stage(grad, 0)
+
+
+def _all_reduce(grad: Array, placement: Placement, lead: int, axes: collectives.Axes) -> Array:
+    spec = collectives.behind(lead, placement.tensor_spec)
+    return collectives.psum_in(grad, axes, spec, placement.reduce_dtype)

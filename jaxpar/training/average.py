@@ -60,7 +60,7 @@ def to_averaged(run: Run) -> Callable[[TrainState], TrainState]:
 
 def _averaged_params(layout: StateLayout, params: Params, opt_state: Any) -> Params:
     view, averages = layout.view(params), dict[str, Array]()
-    for node in _nodes(layout.view_opt(opt_state)):
+    for node in _nodes(layout.view_opt(layout.at_work(opt_state))):
         averages |= _average(node, view)
     return params | layout.store({path: x.astype(params[path].dtype) for path, x in averages.items()})
 

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import UInt32
 
+from jaxpar import offload
 from jaxpar.errors import TrainingError
 from jaxpar.run import Run
 from jaxpar.state import TrainState
@@ -112,10 +113,12 @@ def _hashes(mesh: Mesh, leaves: list[Any]) -> Any:
     """jit of: leaves -> uint32[devices in mesh order, leaves], on every process. Each device reads its own copies."""
 
     def local(shards: list[Array]) -> UInt32[Array, "1 leaves"]:
-        return jnp.stack([fingerprint(x) for x in shards])[None]
+        at_hand = [offload.to_device(x) if away else x for x, away in zip(shards, on_host, strict=True)]
+        return jnp.stack([fingerprint(x) for x in at_hand])[None]
 
     # Nothing is said to vary (check_vma): that the copies are equal is what is in doubt.
     specs = [leaf.sharding.spec for leaf in leaves]
+    on_host = [offload.is_on_host(leaf.sharding) for leaf in leaves]
     whole = jax.shard_map(local, mesh=mesh, in_specs=(specs,), out_specs=P(mesh.axis_names), check_vma=False)
     return jax.jit(whole, out_shardings=NamedSharding(mesh, P()))
 

@@ -54,6 +54,8 @@ def describe(run: Run, report: StepReport) -> dict[str, Any]:
 def memory_by_kind(run: Run, report: StepReport) -> dict[str, int]:
     """Bytes on one device; together `report.peak_bytes`."""
     params, opt = bytes_per_device(run.abstract_state.params), bytes_per_device(run.abstract_state.opt_state)
+    if not report.host_bytes:  # a simulated device's memory is the host's, and XLA counts what waits there
+        opt += bytes_per_device(run.abstract_state.opt_state, on_host=True)
     return {
         "parameters": params,
         "optimizer state": opt,

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from jaxpar import offload
 from jaxpar.run import Run
 
 _HEADER = ("parameter", "logical names", "shape", "stored as", "split", "bytes/device", "notes")
@@ -38,6 +39,8 @@ def sharding_table(run: Run) -> str:
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     state = run.abstract_state
     sizes = {"parameters": bytes_per_device(state.params), "optimizer state": bytes_per_device(state.opt_state)}
+    if waiting := bytes_per_device(state.opt_state, on_host=True):
+        sizes["optimizer state in host memory"] = waiting
     count = sum(prod(p.info.shape) for p in run.placements.values())
     head = f"{run.plan} on {run.mesh.size} devices; {count:,} parameters"
     return "\n".join([head, "", *lines, "", *(f"{name}: {size:,} bytes/device" for name, size in sizes.items())])
@@ -52,13 +55,14 @@ def read_sharding_table(text: str) -> tuple[str, list[tuple[str, ...]], str]:
     return head, [tuple(line[a:b].strip() for a, b in zip(starts, ends, strict=True)) for line in lines], foot.strip()
 
 
-def bytes_per_device(arrays: Any) -> int:
-    """Bytes that one device holds of these arrays, abstract or not; random keys count 0."""
+def bytes_per_device(arrays: Any, on_host: bool = False) -> int:
+    """Bytes that one device holds of these arrays, abstract or not, or that wait for it in host memory; random keys
+    count 0."""
     leaves: Iterable[Any] = jax.tree.leaves(arrays)
     return sum(
         prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
         for x in leaves
-        if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+        if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) and offload.is_on_host(x.sharding) == on_host
     )
 
 

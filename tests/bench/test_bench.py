@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import jaxpar
+from experiments.bench import offload
 from experiments.bench.depth import measure
 from experiments.bench.overhead import Case, Contest, Timing
 
@@ -26,3 +27,10 @@ def test_a_machine_that_slows_down_does_not_change_the_ratio():
     load = np.linspace(1.0, 5.0, 20)
     timing = Timing(jaxpar=1.02 * load, plain=load)
     assert timing.interval() == pytest.approx((1.02, 1.02))
+
+
+def test_steps_with_and_without_offload_are_compared_in_pairs():
+    """Otherwise the ratio would compare one minute of the machine with another; the losses are compared inside."""
+    timings = offload.measure(Case("data=1", **TINY), 0)
+    assert {kind: len(wall.plain) for kind, (wall, _) in timings.items()} == dict.fromkeys(offload.KINDS, 5)
+    assert all((t.plain > 0).all() and (t.jaxpar > 0).all() for clocks in timings.values() for t in clocks)

@@ -68,6 +68,30 @@ def test_bfloat16_is_as_close_to_float32_as_on_one_device(mesh, zero, microbatch
 
 
 @pytest.mark.parametrize(
+    ("mesh", "zero", "microbatches"), [("data=8", 1, 2), ("data=4,tensor=2", 0, 1), ("data=4,tensor=2", 3, 2)]
+)
+def test_gradients_reduced_in_bfloat16_are_as_close_as_stated(mesh, zero, microbatches):
+    """Otherwise more than the sums over devices is rounded, or nothing is.
+
+    Measured on CPU, for seven meshes and stages: 0.23 % of the norm of all gradients; of a leaf's largest 0.47 %.
+    """
+    plan = Plan(mesh, zero=zero, microbatches=microbatches, reduce_dtype="bfloat16")
+    run = run_on_enough_devices(Program(SMALL.build, optax.sgd(0.1), plan))
+    loss, grads = run_loss_and_grads(run, make_batch("uneven", 16, SMALL.vocab_size))
+    expected_loss, expected = reference(SMALL, "uneven", 16)
+    assert 0.001 < relative(grads, expected) <= 0.003
+    assert compare(loss, grads, expected_loss, expected, relative=0.006) == []
+    assert loss == pytest.approx(expected_loss, rel=1e-6)
+
+
+def test_one_device_has_nothing_to_reduce_in_bfloat16():
+    """Otherwise gradients are rounded though nothing is moved."""
+    run = run_on_enough_devices(Program(SMALL.build, optax.sgd(0.1), Plan("data=1", reduce_dtype="bfloat16")))
+    loss, grads = run_loss_and_grads(run, make_batch("uneven", 16, SMALL.vocab_size))
+    assert compare(loss, grads, *reference(SMALL, "uneven", 16)) == []
+
+
+@pytest.mark.parametrize(
     ("mesh", "zero", "microbatches"), [("data=2,tensor=2", 3, 2), ("data=2,pipe=2,tensor=2", 1, 4)]
 )
 def test_float8_is_as_close_to_float32_as_on_one_device(mesh, zero, microbatches):
