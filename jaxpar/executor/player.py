@@ -166,15 +166,20 @@ class Player:
         # Of the buffer that the task writes, its slot alone goes through: XLA copies what a branch leaves as it is.
         column, task = ("saved", self._forward) if kind == Kind.F else ("between", self._backward)
         buffer = f"{column}.{lane}"
-        own[buffer] = cut(carry[buffer], mine[column])
-        alone = replace(row, slots=(*row.slots[:i], mine | {column: jnp.zeros_like(mine[column])}, *row.slots[i + 1 :]))
+        # In host memory the whole goes: it would be cut there, slowly.
+        whole = kind == Kind.F and self.chunks[lane].gradient.offloads
+        alone = row
+        if not whole:
+            own[buffer] = cut(carry[buffer], mine[column])
+            first = mine | {column: jnp.zeros_like(mine[column])}
+            alone = replace(row, slots=(*row.slots[:i], first, *row.slots[i + 1 :]))
         new = lax.cond(
             mine["fills"] == 1,
             lambda own: collectives.vary(own | self._weights(segment, i, row, carry | {w: own[w] for w in weights})),
             lambda own: collectives.vary(own | task(segment, i, alone, carry | own)),
             own,
         )
-        return new | {buffer: paste(carry[buffer], new[buffer], mine[column])}
+        return new if whole else new | {buffer: paste(carry[buffer], new[buffer], mine[column])}
 
     def _with_now(self, carry: Carry, i: int) -> Carry:
         """With something in place of what a slot makes for this tick alone, for branches that do not make it."""
