@@ -25,6 +25,9 @@ from jaxpar.structure import ParamInfo, Params, Structure
 
 STACK_SPEC = (None, "pipe", None)
 
+# The logical name of the dim that stages of a pipeline share.
+VOCABULARY = "vocab"
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -145,7 +148,32 @@ def placement_problems(structure: Structure, plan: Plan, shape: MeshShape) -> li
         plan.stack_layers(structure.stack_lengths, shape.sizes["pipe"])
     except PlanError as error:
         found += error.problems
+    return found + _slice_problems(structure, plan.rules, shape)
+
+
+def _slice_problems(structure: Structure, rules: AxisRules, shape: MeshShape) -> list[str]:
+    """Slices of the vocabulary are told by their rows alone, see `parallel.vocabulary`: no two may be alike."""
+    stages, axis = shape.sizes["pipe"], rules.axes.get(VOCABULARY)
+    if stages == 1:
+        return []
+    found, alike = [], dict[int, ParamInfo]()
+    for path, info in structure.params.items():
+        if not _is_table(info):
+            continue
+        rows = next_multiple(info.dims[0], stages * (shape.sizes[axis] if axis else 1)) // stages
+        other = alike.setdefault(rows, info)
+        if other.dims[0] != info.dims[0]:
+            found.append(
+                f"on {stages} stages the vocabularies of {path} ({info.dims[0]}) and {other.path} ({other.dims[0]}) are "
+                f"both cut into slices of {rows} rows, which cannot be told apart; make one of them larger, e.g. "
+                f"{stages * rows + 1}"
+            )
     return found
+
+
+def _is_table(info: ParamInfo) -> bool:
+    """What the stages of a pipeline share, each its slice of the rows."""
+    return info.stack is None and info.names[:1] == (VOCABULARY,)
 
 
 def _dim_problems(info: ParamInfo, rules: AxisRules, shape: MeshShape) -> list[str]:
@@ -165,7 +193,7 @@ def _dim_problems(info: ParamInfo, rules: AxisRules, shape: MeshShape) -> list[s
 
 def _place_one(info: ParamInfo, plan: Plan, mesh: Mesh, layers: StageLayers | None) -> Placement:
     padded, spec, notes = list(info.dims), [], []
-    parts = _parts(info, plan, mesh, layers is None)
+    parts = _parts(info, plan, mesh)
     for dim, (name, size) in enumerate(zip(info.names, info.dims, strict=True)):
         axis = plan.rules.axis(name)
         axis = None if axis in MANUAL_AXES else axis
@@ -199,10 +227,10 @@ def _place_one(info: ParamInfo, plan: Plan, mesh: Mesh, layers: StageLayers | No
     )
 
 
-def _parts(info: ParamInfo, plan: Plan, mesh: Mesh, outer: bool) -> dict[int, str]:
+def _parts(info: ParamInfo, plan: Plan, mesh: Mesh) -> dict[int, str]:
     """Which dims are split over another manual axis than ZeRO's, and over which."""
     found = {d: axis for d, name in enumerate(info.names) if (axis := plan.rules.axis(name)) in MANUAL_AXES}
-    if outer and info.names[:1] == ("vocab",):
+    if _is_table(info):
         found[0] = "pipe"
     return {dim: axis for dim, axis in found.items() if axis is not None and mesh.shape[axis] > 1}
 

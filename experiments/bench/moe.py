@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,7 +27,7 @@ FLOPS_BOUND, TIME_BOUND = 1.2, 1.3
 ROWS, POSITIONS, VOCAB, LAYERS, EMBED, CHOSEN = 8, 256, 512, 2, 256, 2
 
 
-def sizes(mlp_dim: int) -> dict[str, int]:
+def sizes(mlp_dim: int) -> dict[str, Any]:
     heads = {"num_heads": 8, "num_kv_heads": 4, "head_dim": EMBED // 8}
     return {"vocab_size": VOCAB, "num_layers": LAYERS, "embed_dim": EMBED, "mlp_dim": mlp_dim, **heads}
 

@@ -66,7 +66,7 @@ class Route:
 
 
 def _open(run: Experts, x: Array, rows: int, groups: int) -> tuple[Any, Any]:
-    """`run` as a function of rows in tiles, the group of each tile, and the weights that it closes over; the weights."""
+    """-> `run` as a function of rows in tiles, each tile's group and what it closes over; and what that is: weights."""
 
     def run_tiles(rows: Array, group: Array) -> Array:
         return run(rows, lambda a, kernel: grouped_matmul(a, kernel, group))
