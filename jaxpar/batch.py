@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from jaxpar.axis_rules import next_multiple
 from jaxpar.errors import BatchError
 from jaxpar.mesh import ROW_AXES
 from jaxpar.plan import Plan
@@ -36,6 +37,11 @@ def batch_spec(axes: BatchAxes, name: str) -> P:
     return P(*(_MESH_AXES[axis] for axis in axes[name]))
 
 
+def position_dim(axes: BatchAxes, name: str) -> int | None:
+    """Which dim of an array are positions, None if it has none."""
+    return axes[name].index("positions") if "positions" in axes[name] else None
+
+
 def local_positions(axes: BatchAxes, batch: Mapping[str, Any]) -> int | None:
     """How many positions the arrays at hand have; None if no array has any."""
     for name, x in batch.items():
@@ -60,12 +66,29 @@ def batch_problems(batch: Mapping[str, Any], axes: BatchAxes, plan: Plan) -> lis
                 f"{plan.microbatches} = {parts} parts; give a positive multiple of {parts}"
             )
     length = local_positions(axes, batch)
+    found += _sequence_problems(length, plan)
     if length is not None and plan.sequence_sharded_norms and length % sizes["tensor"]:
         found.append(
             f"{length} positions do not divide over tensor={sizes['tensor']}, as sequence_sharded_norms needs; "
             f"give a multiple of {sizes['tensor']}, or turn it off"
         )
     return found
+
+
+def _sequence_problems(length: int | None, plan: Plan) -> list[str]:
+    seq = plan.shape.sizes["seq"]
+    if seq == 1:
+        return []
+    if length is None:
+        return [f"seq={seq} splits positions, and no array of the batch has any; use data or tensor in place of seq"]
+    multiple = seq if plan.attention == "ulysses" or seq == plan.ulysses else 2 * seq
+    if length % multiple == 0:
+        return []
+    why = "seq" if multiple == seq else "2 x seq, in zigzag order,"
+    return [
+        f"{length} positions do not divide over {why} = {multiple}; give a multiple of {multiple}, e.g. "
+        f"{next_multiple(length, multiple)}, filled up with weight 0"
+    ]
 
 
 def check_batch(batch: Mapping[str, Any], axes: BatchAxes, vocab_size: int | None) -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxpar import collectives
-from jaxpar.batch import BatchAxes, batch_spec, local_positions
+from jaxpar.batch import BatchAxes, batch_spec, local_positions, position_dim
 from jaxpar.errors import ModelError, PlanError
 from jaxpar.executor.chunks import Chunks
 from jaxpar.executor.ends import Batch, Ends
@@ -21,10 +21,13 @@ from jaxpar.executor.float8 import Layer, in_float8
 from jaxpar.executor.layer import LayerGradient, Totals, apply_layer
 from jaxpar.executor.player import Player
 from jaxpar.executor.weights import StackWeights, zeros
-from jaxpar.mesh import MANUAL_AXES, REPLICA_AXES, ROW_AXES, ZERO_AXES, count
+from jaxpar.mesh import MANUAL_AXES, REPLICA_AXES, ROW_AXES
 from jaxpar.model import Context, Term
 from jaxpar.parallel import zero
 from jaxpar.parallel.attention import attend_on_tensor_shards
+from jaxpar.parallel.expert import Route
+from jaxpar.parallel.sequence import SequenceLayout
+from jaxpar.parallel.sequence_attention import attend_over_sequence
 from jaxpar.pipeline.layers import StageLayers
 from jaxpar.pipeline.table import lower
 from jaxpar.placement import Placement
@@ -68,7 +71,7 @@ class Region:
         `rows`: int32 global row ids; `key`: this step's random key.
         """
         specs = {path: p.update_spec(manual_only=True) for path, p in self.placements.items()}
-        return self._shard_map(self._gradients, batch, (specs, P()))(params, batch, rows, key)
+        return self._shard_map(self._gradients, batch, (specs, P()))(params, self._ordered(batch), rows, key)
 
     def totals(self, params: Params, batch: Batch, rows: Array, key: Array, valid: Array, one_by_one: bool) -> Sums:
         """The sums over one batch, forward alone.
@@ -77,7 +80,26 @@ class Region:
         such rows can be left out only if each device runs its rows `one_by_one`.
         """
         f = partial(self._totals, one_by_one=one_by_one)
-        return self._shard_map(f, batch, P(), P(ROW_AXES))(params, batch, rows, key, valid)
+        return self._shard_map(f, batch, P(), P(ROW_AXES))(params, self._ordered(batch), rows, key, valid)
+
+    @cached_property
+    def _sequence(self) -> SequenceLayout | None:
+        """How rows lie over `seq`; None: whole."""
+        devices = self.mesh.shape["seq"]
+        return SequenceLayout.of(self.plan, devices) if devices > 1 else None
+
+    def _ordered(self, batch: Batch) -> Batch:
+        """Global arrays with their positions in the order in which `seq` holds them."""
+        if self._sequence is None:
+            return batch
+        return {name: self._reorder(name, x, inverse=False) for name, x in batch.items()}
+
+    def _reorder(self, name: str, x: Array, inverse: bool) -> Array:
+        dim = position_dim(self.batch_axes, name)
+        if dim is None or self._sequence is None or self._sequence.natural:
+            return x
+        order = self._sequence.order(x.shape[dim]).reshape(-1)
+        return jnp.take(x, np.argsort(order) if inverse else order, axis=dim)
 
     def _shard_map(self, f: Any, batch: Batch, out_specs: Any, *more: P) -> Any:
         in_specs = (
@@ -105,7 +127,7 @@ class Region:
         contexts = self._context(batches, split_rows, key, train=True)
         table = lower(self.plan.schedule(self._stages, len(self.structure.stacks)))
         player = Player(table, ends, self._chunks(params), batches, contexts, scales)
-        start = zeros(self.placements, count(self.mesh, ZERO_AXES))
+        start = zeros(self.placements)
         by_lane = [{path: start[path] for path in self.structure.stack_params(s)} for s in self.structure.stacks]
         totals, grads, outer = player.play(_zero_totals(terms), by_lane, {path: start[path] for path in self._outer})
         self._check_saved(player)
@@ -137,17 +159,32 @@ class Region:
         return self.plan.microbatches if self._stages > 1 and rows % self.plan.microbatches == 0 else 1
 
     def _sum(self, x: Array) -> Array:
-        """The sum over the step of what every stage of the pipeline has computed alike."""
+        """The sum over the step of what all stages of a pipeline, and all parts of a row, have computed alike."""
+        if self._sequence is not None:
+            x = jnp.where(collectives.axis_index("seq") == 0, x, 0.0)
         return collectives.from_stage(collectives.psum(x, REPLICA_AXES), 0)
 
     def _terms(self, ends: Ends, batch: Batch) -> dict[str, Term]:
-        terms = self.structure.outer(ends.outer).terms(batch)
+        terms = self.structure.outer(ends.outer).terms(self._whole_rows(batch))
         wrong = [name for name, t in terms.items() if not isinstance(t, Term) or jnp.shape(t.weight) != ()]
         if wrong or not terms:
             raise ModelError(
                 f"terms(batch) needs scalars as jaxpar.Term(weight, coef), by name; wrong: {wrong or terms}"
             )
         return {name: Term(collectives.vary(jnp.asarray(t.weight, jnp.float32)), t.coef) for name, t in terms.items()}
+
+    def _whole_rows(self, batch: Batch) -> Batch:
+        """The batch with all positions of its rows in their own order: weights may count rows as well as tokens."""
+        if self._sequence is None:
+            return batch
+
+        def gather(name: str, x: Array) -> Array:
+            dim = position_dim(self.batch_axes, name)
+            if dim is None:
+                return x
+            return self._reorder(name, jax.lax.all_gather(x, "seq", axis=dim, tiled=True), inverse=True)
+
+        return {name: gather(name, x) for name, x in batch.items()}
 
     def _check_saved(self, player: Player) -> None:
         met = set().union(*(chunks.gradient.met for chunks in player.chunks))
@@ -194,7 +231,10 @@ class Region:
         count, length = rows.shape[0], local_positions(self.batch_axes, batches)
         index = None
         if length is not None:
-            index = collectives.axis_index("seq") * length + collectives.vary(jnp.arange(length, dtype=jnp.int32))
+            index = collectives.vary(jnp.arange(length, dtype=jnp.int32))
+            if self._sequence is not None:
+                order = self._sequence.order(length * self._sequence.devices)
+                index = collectives.vary(jnp.asarray(order)[collectives.axis_index("seq")])
         positions = batches.get("positions")
         if positions is None and index is not None:
             positions = jnp.broadcast_to(index, (*rows.shape, length))
@@ -210,7 +250,8 @@ class Region:
             key=repeat(key),
             depth=repeat(collectives.vary(jnp.zeros((), jnp.int32))),
             train=train,
-            attention=_attend,
+            attention=Attend(self._sequence, self.mesh.shape["tensor"]),
+            routing=Route(self.mesh.shape["expert"], self.plan.capacity),
             rules=self.plan.rules,
             sites=itertools.count(),
         )
@@ -220,8 +261,20 @@ def _at_least_float32(x: Array) -> Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32)) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
-def _attend(q: Array, k: Array, v: Array, *, segments: Array | None, causal: bool) -> Array:
-    return attend_on_tensor_shards(q, k, v, segments_q=segments, segments_k=segments, causal=causal)
+@dataclass(frozen=True)
+class Attend:
+    """`ctx.attend` on this mesh. A value, so that contexts of one plan are of one type."""
+
+    sequence: SequenceLayout | None
+    tensor: int
+
+    def __call__(
+        self, q: Array, k: Array, v: Array, *, segments: Array | None, causal: bool, window: int | None
+    ) -> Array:
+        options: dict[str, Any] = {"causal": causal, "window": window}
+        if self.sequence is None:
+            return attend_on_tensor_shards(q, k, v, segments_q=segments, segments_k=segments, **options)
+        return attend_over_sequence(q, k, v, layout=self.sequence, tensor=self.tensor, segments=segments, **options)
 
 
 def _coefs(terms: dict[str, Term]) -> Totals:

@@ -28,6 +28,7 @@ def blockwise_attention(
     segments_q: Int[Array, "b t"] | None = None,
     segments_k: Int[Array, "b s"] | None = None,
     causal: bool = True,
+    window: int | None = None,
     scale: float | None = None,
     block: int = DEFAULT_BLOCK,
 ) -> Float[Array, "b t H d"]:
@@ -35,11 +36,12 @@ def blockwise_attention(
 
     H is a multiple of K: query head h reads key head h // (H // K). segments_k defaults to segments_q: a query
     sees only keys of its own segment, so documents packed in a row stay apart, and padding (segment 0) is one
-    more document. causal: only keys whose index in the row is not beyond the query's. scale: factor of the
+    more document. causal: only keys whose index in the row is not beyond the query's. window: only keys that lie
+    less than this many positions before the query. scale: factor of the
     scores, default d ** -0.5. A query that sees no key gives zeros, and zero gradients. Sums are in float32, the
     result has q's dtype.
     """
-    options = dict(segments_q=segments_q, segments_k=segments_k, causal=causal, scale=scale, block=block)
+    options = dict(segments_q=segments_q, segments_k=segments_k, causal=causal, window=window, scale=scale, block=block)
     return attention_with_lse(q, k, v, **options)[0]
 
 
@@ -76,11 +78,13 @@ def vary_alike(tree):
     return jax.tree.map(cast, tree)
 
 
-def _attend(q, k, v, *, tensor, segments_q=None, segments_k=None, causal=True, scale=None, block=DEFAULT_BLOCK):
+def _attend(
+    q, k, v, *, tensor, segments_q=None, segments_k=None, causal=True, window=None, scale=None, block=DEFAULT_BLOCK
+):
     heads, kv_heads = q.shape[2], k.shape[2]
     assert heads % kv_heads == 0 and heads % tensor == 0, (heads, kv_heads, tensor)
     assert kv_heads % tensor == 0 or tensor % kv_heads == 0, (kv_heads, tensor)
-    grid = Grid(q.shape[1], k.shape[1], block, causal, q.shape[-1] ** -0.5 if scale is None else float(scale))
+    grid = Grid(q.shape[1], k.shape[1], block, causal, q.shape[-1] ** -0.5 if scale is None else float(scale), window)
     segments = None if segments_q is None else (segments_q, segments_q if segments_k is None else segments_k)
     if kv_heads % tensor:
         k, v = (_one_head_each(x, tensor) for x in (k, v))
@@ -109,7 +113,7 @@ def _attention_fwd(grid: Grid, tensor: int, q, k, v, segments):
         return out.astype(q.dtype), lse
 
     args = (q, k, v, segments)
-    out, lse = _on_own_heads(local, tensor, (HEADS, HEADS, HEADS, P()), (HEADS, HEAD_ROWS))(*args)
+    out, lse = on_own_heads(local, tensor, (HEADS, HEADS, HEADS, P()), (HEADS, HEAD_ROWS))(*args)
     # With both saved by name, the backward does not run the forward again.
     out, lse = (checkpoint_name(x, "attention") for x in (out, lse))
     return (out, lse), (*args, out, lse)
@@ -123,13 +127,13 @@ def _attention_bwd(grid: Grid, tensor: int, residuals, cotangents):
         return tuple(g.astype(x.dtype) for g, x in zip(gradients, (q, k, v), strict=True))
 
     specs = (HEADS, HEADS, HEADS, P(), HEADS, HEAD_ROWS, HEADS, HEAD_ROWS)
-    return *_on_own_heads(local, tensor, specs, (HEADS, HEADS, HEADS))(*residuals, *cotangents), None
+    return *on_own_heads(local, tensor, specs, (HEADS, HEADS, HEADS))(*residuals, *cotangents), None
 
 
 _attention.defvjp(_attention_fwd, _attention_bwd)
 
 
-def _on_own_heads(local, tensor: int, in_specs, out_specs):
+def on_own_heads(local, tensor: int, in_specs, out_specs):
     """`local` on each device's heads, as one equation that partial evaluation never splits.
 
     A scan over layers, when differentiated, hoists what its body computes from constants, out of a nested region

@@ -193,8 +193,8 @@ def test_only_pairs_that_touch_the_lower_triangle_are_visited():
         grid = Grid(queries, keys, block, causal, 1.0)
         seen = (np.arange(queries)[:, None] >= np.arange(keys)[None, :]) | (not causal)
         live = {(t // grid.query_block, s // grid.key_block) for t, s in np.argwhere(seen)}
-        assert sorted(live) == [tuple(pair) for pair in grid.pairs]
-    assert len(Grid(512, 512, 128, True, 1.0).pairs) == 10
+        assert sorted(live) == [tuple(pair) for pair in grid.whole.pairs]
+    assert len(Grid(512, 512, 128, True, 1.0).whole.pairs) == 10
 
 
 def test_keys_that_every_device_holds_get_the_gradient_of_all_queries():
