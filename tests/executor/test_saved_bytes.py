@@ -33,8 +33,8 @@ def int32(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
-def attend(q, k, v, *, segments, causal):
-    return attend_on_tensor_shards(q, k, v, segments_q=segments, segments_k=segments, causal=causal)
+def attend(q, k, v, *, segments, causal, window):
+    return attend_on_tensor_shards(q, k, v, segments_q=segments, segments_k=segments, causal=causal, window=window)
 
 
 CONTEXT = Context(

@@ -91,6 +91,27 @@ def test_a_model_that_cannot_go_token_by_token_is_named(causal, said):
         generate(Neighbour(causal, rngs=nnx.Rngs(0)), PROMPT, 4, window=WINDOW)
 
 
+class Windowed(nnx.Module):
+    """Attends to itself and the two tokens before."""
+
+    def __init__(self, *, rngs):
+        self.table = nnx.Param(jax.random.normal(rngs.params(), (31, 31)))
+
+    def logits(self, tokens, ctx):
+        x = (4 * self.table[...][tokens])[:, :, None]
+        return ctx.attend(x, x, x, window=3)[:, :, 0]
+
+
+def test_a_window_of_attention_is_kept_when_tokens_come_one_by_one():
+    """Otherwise a model would be sampled with more past than it was trained with."""
+    model = Windowed(rngs=nnx.Rngs(0))
+    alone = generate(model, PROMPT, 6, window=WINDOW, temperature=0.0)
+    tokens = [*PROMPT]
+    for _ in range(6):
+        tokens.append(int(jnp.argmax(scores(model, jnp.asarray(tokens[-3:]))[-1])))
+    assert alone.tolist() == tokens[len(PROMPT) :]
+
+
 def test_a_model_without_logits_is_named():
     """Otherwise the error would come out of the middle of a compiled loop."""
     with pytest.raises(ModelError, match=r"Linear has no logits\(tokens, ctx\)"):
