@@ -10,19 +10,15 @@ meanwhile.
 import argparse
 import json
 import sys
-from dataclasses import asdict, replace
-from functools import lru_cache
+from dataclasses import asdict
 from pathlib import Path
 
 from experiments.parity import measure_all  # first: it sets what jax reads when it is imported
 
 # ruff: isort: split
-import numpy as np
-
 from experiments.sequence_report import report
-from experiments.sequence_table import CASES, Cell, batch, cells
-from jaxpar import Plan
-from jaxpar.testing import parity
+from experiments.sequence_share import share
+from experiments.sequence_table import Cell, cells
 
 
 def main() -> None:
@@ -56,38 +52,6 @@ def read(record: Path) -> dict[Cell, float]:
 
 def measure(group: list[Cell]) -> list[tuple[Cell, float]]:
     return [(cell, share(cell)) for cell in group]
-
-
-def share(cell: Cell) -> float:
-    """The largest error over batches and leaves, as a share of what is allowed."""
-    run = parity.run_on_enough_devices(cell.program)
-    state, case, found = run.init(0), CASES[cell.case], []
-    for kind in case.kinds:
-        right = reference(cell.case, kind, "float32")
-        here = parity.loss_and_grads_at(run, state, batch(kind))
-        if case.precision == "float32":
-            found += [d.share for d in parity.distances(*here, *right)]
-        else:
-            alone = reference(cell.case, kind, case.precision)
-            found.append(relative(here[1], right[1]) / (1.1 * relative(alone[1], right[1])))
-    return float(np.max(found))  # NaN wins
-
-
-@lru_cache
-def reference(case: str, kind: str, precision: str) -> tuple[float, parity.Gradients]:
-    return parity.run_loss_and_grads(reference_run(case, precision), batch(kind))
-
-
-@lru_cache
-def reference_run(case: str, precision: str) -> parity.Run:
-    program = next(cell for cell in cells() if cell.case == case).program
-    return parity.run_on_enough_devices(replace(program, plan=Plan("data=1", precision=precision)))  # type: ignore[arg-type]
-
-
-def relative(grads: parity.Gradients, expected: parity.Gradients) -> float:
-    """The Euclidean distance of all gradients, as a share of their norm."""
-    difference = sum(float(np.sum((grads[path] - g) ** 2)) for path, g in expected.items())
-    return (difference / sum(float(np.sum(g**2)) for g in expected.values())) ** 0.5
 
 
 if __name__ == "__main__":

@@ -79,11 +79,13 @@ def position_problems(axes: BatchAxes, mixing: Sequence[str], plan: Plan) -> lis
     """Why rows of such arrays cannot be split over `seq` at all. `mixing`: `Structure.mixing`."""
     seq, found = plan.shape.sizes["seq"], []
     if seq > 1 and not any("positions" in dims for dims in axes.values()):
-        found.append(f"seq={seq} splits positions, and no array of the batch has any; use data or tensor in place of seq")
+        found.append(
+            f"seq={seq} splits positions, and no array of the batch has any; use data or tensor in place of seq"
+        )
     if seq > 1 and mixing:
         found.append(
-            f"seq={seq} splits positions, and {', '.join(mixing)} (mixes_positions = True) would see only a device's own; "
-            f"use data or tensor in place of seq, or let positions meet in ctx.attend alone"
+            f"seq={seq} splits positions, and {', '.join(mixing)} (mixes_positions = True) would see only a device's "
+            f"own; use data or tensor in place of seq, or let positions meet in ctx.attend alone"
         )
     return found
 

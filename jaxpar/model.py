@@ -150,7 +150,8 @@ class Context:
         heads, kv_heads = q.shape[2], k.shape[2]
         if heads % kv_heads:
             raise ModelError(
-                f"attend: {heads} query heads over {kv_heads} kv heads; each kv head serves equally many, give a multiple"
+                f"attend: {heads} query heads over {kv_heads} kv heads; each kv head serves equally many: give a "
+                f"multiple"
             )
         return self.attention(q, k, v, segments=self.segments, causal=causal, window=window)
 

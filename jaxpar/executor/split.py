@@ -209,5 +209,6 @@ def _inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any
 
 def _alike(variables: Sequence[Var], found: Sequence[Any]) -> list[Any]:
     """What was saved varies over all axes when it comes back: then what it meets must too."""
-    more = {a for v, x in zip(variables, found, strict=True) for a in collectives.varying(x) - collectives.varying(v.aval)}
-    return [collectives.vary(x, tuple(more)) for x in found] if more else list(found)
+    marks = [(collectives.varying(x), collectives.varying(v.aval)) for v, x in zip(variables, found, strict=True)]
+    more = tuple(frozenset().union(*(now - traced for now, traced in marks)))
+    return [collectives.vary(x, more) for x in found] if more else list(found)

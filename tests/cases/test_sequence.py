@@ -1,4 +1,4 @@
-"""What sequence parallelism gets wrong elsewhere: averages, order, heads that do not divide, leaks, merges in bfloat16."""
+"""What sequence parallelism gets wrong elsewhere: averages, order, heads that do not divide, leaks, merges."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from models.llama import Llama
 from tests.cases.models import Times
 from tests.parallel.test_attention import assert_close, dense, out_and_grads
 from tests.parallel.test_sequence import split
-from tests.parity.references import assert_equals_one_device, reference
+from tests.parity.references import assert_equals_one_device, one_device_run
 
 SMALL = replace(TOY, num_layers=1)
 MHA = replace(SMALL, num_kv_heads=8)
@@ -44,18 +44,11 @@ def test_the_gradient_does_not_depend_on_how_many_devices_share_the_valid_tokens
         batch = make_batch("ones", 4, SMALL.vocab_size)
         batch["weights"] = np.zeros_like(batch["weights"])
         batch["weights"][:1, counted] = 1.0
-        right = run_loss_and_grads(one_device(), batch)
+        right = run_loss_and_grads(one_device_run(SMALL), batch)
         assert compare(*run_loss_and_grads(run, batch), *right) == []
         _, metrics = run.gradients(run.init(0), run.put(batch))
         assert float(metrics["weight/cross_entropy"]) == counted.stop - counted.start
         assert float(metrics["loss"]) == float(metrics["cross_entropy"]) == pytest.approx(right[0], rel=1e-6)
-
-
-def one_device(runs=[]):
-    """Compiled once."""
-    if not runs:
-        runs.append(started("data=1"))
-    return runs[0]
 
 
 @pytest.mark.parametrize("mesh", ["seq=8", "data=2,seq=4", "data=4,seq=2"])
@@ -148,7 +141,8 @@ class NextButOne(Llama):
     def head(self, x, batch, ctx):
         x = self.norm(x)
         return {
-            name: jaxpar.cross_entropy(x, self.table_VD, batch[name], batch["weights"]) for name in ("targets", "second")
+            name: jaxpar.cross_entropy(x, self.table_VD, batch[name], batch["weights"])
+            for name in ("targets", "second")
         }
 
     def terms(self, batch):
@@ -156,9 +150,7 @@ class NextButOne(Llama):
         return {"targets": jaxpar.Term(weight), "second": jaxpar.Term(weight, coef=0.3)}
 
 
-@pytest.mark.parametrize(
-    ("seq", "attention"), [(4, "ring"), (4, "ulysses"), (8, Hybrid(2)), (4, "allgather")], ids=str
-)
+@pytest.mark.parametrize(("seq", "attention"), [(4, "ring"), (4, "ulysses"), (8, Hybrid(2)), (4, "allgather")], ids=str)
 def test_the_score_of_every_token_is_that_of_one_device(seq, attention):
     """Otherwise order, positions or a shift differ by what averages hide: here every token has a weight of its own."""
     batch = make_batch("uneven", 4, SMALL.vocab_size)

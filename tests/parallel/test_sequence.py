@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+from experiments.pairwise import pairwise
 from jaxpar.parallel.attention import blockwise_attention
 from jaxpar.parallel.attention_blocks import LSE_FLOOR, merge
 from jaxpar.parallel.sequence import SequenceLayout
 from jaxpar.parallel.sequence_attention import attend_over_sequence
 from tests.parallel.test_attention import MANUAL, assert_close, out_and_grads
-from experiments.pairwise import pairwise
 
 # Parts of 26 or 52 positions in blocks of 8: several, of which the last is ragged.
 LENGTH, BLOCK, DIM, ROWS = 208, 8, 4, 2
@@ -75,9 +75,7 @@ def split(layout, q, k, v, segments, tensor=1, block=BLOCK, **mask):
     order = layout.order(q.shape[1]).reshape(-1)
 
     def local(q, k, v, segments):
-        return attend_over_sequence(
-            q, k, v, layout=layout, tensor=tensor, segments=segments, block=block, **mask
-        )
+        return attend_over_sequence(q, k, v, layout=layout, tensor=tensor, segments=segments, block=block, **mask)
 
     rows = P(None, "seq")
     arrays = jax.tree.map(lambda x: jnp.take(x, order, axis=1), (q, k, v, segments))

@@ -1,8 +1,10 @@
 """What each device of `seq` works on: counted as blocks are visited, in an instrumented run."""
 
 from collections import Counter, defaultdict
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -21,10 +23,14 @@ def visited(monkeypatch):
     found = defaultdict(Counter)
     scores = attention_blocks._scores
 
+    def record(heads, device, *at):
+        found[int(device)][(*map(int, at), heads)] += 1
+
     def counted(grid, walk, q, k, segments, i, j):
         heads = q.shape[2] * q.shape[3] / HEADS
-        place = jax.lax.axis_index("seq"), jax.numpy.asarray(walk.query_starts)[i], jax.numpy.asarray(walk.key_starts)[j]
-        jax.debug.callback(lambda device, *at: found[int(device)].update({(*map(int, at), heads): 1}), *place)
+        starts = ((walk.query_starts, i, grid.query_block), (walk.key_starts, j, grid.key_block))
+        at = (n * block if s is None else jnp.asarray(s)[n] for s, n, block in starts)
+        jax.debug.callback(partial(record, heads), jax.lax.axis_index("seq"), *at)
         return scores(grid, walk, q, k, segments, i, j)
 
     monkeypatch.setattr(attention_blocks, "_scores", counted)
