@@ -134,15 +134,14 @@ def vary[T](tree: T, axes: Axes = MANUAL_AXES) -> T:
     manual = jax.sharding.get_abstract_mesh().manual_axes
 
     def cast(x: Array) -> Array:
-        missing = tuple(a for a in live(axes) if a in manual and a not in varying(x))
+        missing = tuple(a for a in live(axes) if a in manual and a not in _varying(x))
         return lax.pcast(x, missing, to="varying") if missing else x
 
     return jax.tree.map(cast, tree)
 
 
-def varying(x: Any) -> frozenset[str]:
-    """The manual axes over which an array, or its type, varies."""
-    kind = x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
+def _varying(x: Array) -> frozenset[str]:
+    kind = jax.typeof(x)
     # jax 0.12 moved the mark.
     marks = getattr(kind, "mat", None)
     return frozenset(marks.varying if marks is not None else kind.vma)

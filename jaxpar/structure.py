@@ -176,7 +176,7 @@ def _check_protocol(model: Any) -> None:
 def _mixing(model: nnx.Module) -> tuple[str, ...]:
     """In a stack, all layers are one module."""
     found = (path for path, node in nnx.iter_graph(model) if getattr(type(node), "mixes_positions", False))
-    return tuple(sorted(".".join(map(str, path)).replace(".layers", "", 1) for path in found))
+    return tuple(sorted(_path(path).replace(".layers", "", 1) for path in found))
 
 
 def _take_stacks(model: Any) -> dict[str, Stack]:

@@ -202,13 +202,6 @@ def _inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any
         else:
             variables = list(dict.fromkeys(_vars(eqn.invars)))
             one = jaxpr.replace(constvars=[], invars=variables, outvars=list(eqn.outvars), eqns=[eqn])
-            results = jax.core.eval_jaxpr(one, [], *_alike(variables, [values[v] for v in variables]))
+            results = jax.core.eval_jaxpr(one, [], *(values[v] for v in variables))
         values |= dict(zip(eqn.outvars, results, strict=True))
     return [value(a) for a in jaxpr.outvars]
-
-
-def _alike(variables: Sequence[Var], found: Sequence[Any]) -> list[Any]:
-    """What was saved varies over all axes when it comes back: then what it meets must too."""
-    marks = [(collectives.varying(x), collectives.varying(v.aval)) for v, x in zip(variables, found, strict=True)]
-    more = tuple(frozenset().union(*(now - traced for now, traced in marks)))
-    return [collectives.vary(x, more) for x in found] if more else list(found)

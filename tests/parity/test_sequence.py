@@ -15,9 +15,7 @@ SOME = [
     Cell("weights", "allgather", "tensor=2,seq=4", "1f1b", 0, 2, "full"),
     Cell("weights", "hybrid", "data=2,seq=4", "1f1b", 3, 2, "named:attention,mlp"),
     Cell("packed", "ring", "data=2,tensor=2,seq=2", "1f1b", 2, 2, "full"),
-    Cell("packed", "hybrid", "tensor=2,seq=4", "1f1b", 0, 1, "none"),
     Cell("GPT", "ring", "pipe=2,tensor=2,seq=2", "1f1b", 1, 4, "none"),
-    Cell("GPT", "allgather", "data=2,seq=4", "1f1b", 2, 1, "dots"),
     Cell("two stacks", "ring", "pipe=2,tensor=2,seq=2", "zero_bubble", 0, 2, "dots"),
     Cell("two stacks", "ulysses", "data=2,pipe=2,seq=2", "gpipe", 3, 2, "named:attention,mlp"),
     Cell("1 kv head", "allgather", "data=2,pipe=2,seq=2", "zero_bubble", 2, 2, "dots"),
@@ -42,13 +40,12 @@ def test_the_table_meets_every_two_choices():
     assert not allowed({"mesh": "seq=8", "schedule": "zero_bubble"})
 
 
-@pytest.mark.parametrize("mesh", ["seq=4", "data=2,pipe=2,seq=2"])
-def test_evaluation_counts_every_row_of_a_ragged_batch_once(mesh):
+def test_evaluation_counts_every_row_of_a_ragged_batch_once():
     """Otherwise rows that fill up the last batch count, or a row counts once for every part."""
     whole = batch("5, 6, 5", 13)
     batches = [{name: x[rows] for name, x in whole.items()} for rows in (slice(0, 8), slice(8, 13))]
     found = []
-    for plan in (Plan("data=1"), Plan(mesh, microbatches=2)):
+    for plan in (Plan("data=1"), Plan("data=2,pipe=2,seq=2", microbatches=2)):
         run = run_on_enough_devices(Program(TOY.build, optax.sgd(0.1), plan))
         found.append(run.evaluate(run.init(0), batches))
     assert found[1]["rows"] == 13
