@@ -25,7 +25,7 @@ import optax
 
 from experiments.pipeline_report import report
 from experiments.pipeline_table import CASES, DEVICES_PER_NODE, Cell, cells
-from jaxpar import Plan, PlanError, Program
+from jaxpar import Plan, PlanError
 from jaxpar.testing import parity
 
 # A cell's largest error as a share of what is allowed; None: the plan was refused.

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Float, Int
 
 from jaxpar.axis_rules import NORM_POSITIONS, AxisRules
-from jaxpar.collectives import axis_size, constrain
+from jaxpar.collectives import axis_size, constrain, psum, vary
 from jaxpar.dropout import keep_mask
 from jaxpar.errors import ModelError
 
@@ -99,7 +99,7 @@ Attention = Callable[..., Float[Array, "b t h d"]]
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("rows", "index", "positions", "segments", "key", "depth"),
-    meta_fields=("train", "attention", "rules", "sites"),
+    meta_fields=("train", "attention", "routing", "rules", "sites"),
 )
 @dataclass(frozen=True)
 class Context:
@@ -119,6 +119,7 @@ class Context:
     """Which layer this is, counted over all stacks; -1 in `embed`, the number of layers in `head`."""
     train: bool
     attention: Attention
+    routing: Callable[..., Array]
     rules: AxisRules
     sites: Iterator[int]
 
@@ -154,6 +155,37 @@ class Context:
                 f"multiple"
             )
         return self.attention(q, k, v, segments=self.segments, causal=causal, window=window)
+
+    def route(
+        self,
+        x: Float[Array, "b t d"],
+        expert: Int[Array, "b t k"],
+        weight: Float[Array, "b t k"],
+        experts: int,
+        run: Callable[..., Float[Array, "s f"]],
+    ) -> Float[Array, "b t f"]:
+        """For every token the sum, by `weight`, of what its `k` of so many `experts` make of it.
+
+        `run(rows, each)` is what an expert does to its rows; `each(rows, kernel)` multiplies them by their expert's
+        kernel, of `float[experts, in, out]` with the dims named "experts", ... Experts may be spread over `expert`.
+        Padding (segment 0) is routed nowhere, and gives zeros.
+        """
+        if self.segments is not None:
+            expert = jax.numpy.where(self.segments[..., None] > 0, expert, experts)
+        flat = (a.reshape(-1, a.shape[-1]) for a in (x, expert, weight))
+        return self.routing(*flat, experts, run).reshape(*x.shape[:-1], -1)
+
+    def row_sum[T](self, tree: T) -> T:
+        """Sums over positions that were taken of the local ones, made sums over the whole row.
+
+        Every part of a row then has the whole sum: what is made of it counts `1 / row_parts` on each.
+        """
+        return jax.tree.map(lambda x: vary(psum(x, ("seq",))), tree)
+
+    @property
+    def row_parts(self) -> int:
+        """Into how many parts `seq` splits a row."""
+        return axis_size("seq")
 
     def constrain(self, x: Array, *names: str | None) -> Array:
         """Tells XLA how the dims of an activation lie over `tensor`, by logical names; None: not split.

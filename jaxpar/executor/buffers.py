@@ -46,5 +46,15 @@ def write(buffer: Array, x: Array, *slots: Array) -> Array:
     return lax.dynamic_update_slice(buffer, x.reshape((1,) * len(slots) + x.shape), _start(buffer, slots))
 
 
+def cut(buffers: list[Array], slot: Array) -> list[Array]:
+    """Buffers of this slot alone."""
+    return [lax.dynamic_slice_in_dim(buffer, slot, 1) for buffer in buffers]
+
+
+def paste(buffers: list[Array], parts: list[Array], slot: Array) -> list[Array]:
+    """Puts what `cut` has cut back in its place."""
+    return [lax.dynamic_update_slice_in_dim(b, part, slot, 0) for b, part in zip(buffers, parts, strict=True)]
+
+
 def _start(buffer: Array, slots: tuple[Array, ...]) -> list[Array]:
     return [*slots, *(jnp.zeros((), jnp.int32) for _ in range(buffer.ndim - len(slots)))]

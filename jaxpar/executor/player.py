@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxpar import collectives
-from jaxpar.executor.buffers import empty, masked, put, take
+from jaxpar.executor.buffers import cut, empty, masked, paste, put, take
 from jaxpar.executor.chunks import At, Chunks
 from jaxpar.executor.ends import Batch, Ends, add_totals
 from jaxpar.executor.layer import Totals
@@ -152,24 +152,34 @@ class Player:
     def _slot(self, segment: Segment, i: int, row: Row, carry: Carry) -> Carry:
         kind = self.table.schedule.slots[i].kind
         play = partial({Kind.F: self._forward, Kind.B: self._backward, Kind.W: self._weights}[kind], segment, i, row)
-        if not self._fills(segment, i):
-            new = play(carry)
-        else:
-            # Stages differ here, so nothing in the branches talks to another stage.
-            carry = self._with_now(carry, i)
-            names = [*self._changes(i), *self._weights_change(i)]
-            own = {name: carry[name] for name in names}
-            fill = partial(self._weights, segment, i, row)
-            new = lax.cond(
-                row.slots[i]["fills"] == 1,
-                lambda own: collectives.vary(own | fill(carry | own)),
-                lambda own: collectives.vary(own | play(carry | own)),
-                own,
-            )
+        new = self._either(segment, i, row, carry) if self._fills(segment, i) else play(carry)
         if kind == Kind.F and self._sends(i):
             return new | {f"sent.{i}": self._travel.send(new[f"{_NOW}{i}"])}
         # What a backward sends leaves when the next tick begins, so that it travels while the next forward runs.
         return new | ({f"sent.{i}": new[f"{_NOW}{i}"]} if kind == Kind.B else {})
+
+    def _either(self, segment: Segment, i: int, row: Row, carry: Carry) -> Carry:
+        """The slot's own task, or a W on the stages that fill it: nothing in the branches talks to another stage."""
+        kind, lane, mine = self.table.schedule.slots[i].kind, self.table.schedule.slots[i].lane, row.slots[i]
+        carry, weights = self._with_now(carry, i), self._weights_change(i)
+        own = {name: carry[name] for name in (*self._changes(i), *weights)}
+        # Of the buffer that the task writes, its slot alone goes through: XLA copies what a branch leaves as it is.
+        column, task = ("saved", self._forward) if kind == Kind.F else ("between", self._backward)
+        buffer = f"{column}.{lane}"
+        # In host memory the whole goes: it would be cut there, slowly.
+        whole = kind == Kind.F and self.chunks[lane].gradient.offloads
+        alone = row
+        if not whole:
+            own[buffer] = cut(carry[buffer], mine[column])
+            first = mine | {column: jnp.zeros_like(mine[column])}
+            alone = replace(row, slots=(*row.slots[:i], first, *row.slots[i + 1 :]))
+        new = lax.cond(
+            mine["fills"] == 1,
+            lambda own: collectives.vary(own | self._weights(segment, i, row, carry | {w: own[w] for w in weights})),
+            lambda own: collectives.vary(own | task(segment, i, alone, carry | own)),
+            own,
+        )
+        return new if whole else new | {buffer: paste(carry[buffer], new[buffer], mine[column])}
 
     def _with_now(self, carry: Carry, i: int) -> Carry:
         """With something in place of what a slot makes for this tick alone, for branches that do not make it."""

@@ -10,6 +10,7 @@ import pytest
 from jaxpar.executor.layer import LayerGradient, apply_layer
 from jaxpar.model import Context
 from jaxpar.parallel.attention import attend_on_tensor_shards
+from jaxpar.parallel.expert import Route
 from jaxpar.plan import Plan
 from jaxpar.structure import inspect_model
 from models.llama import LlamaConfig
@@ -46,6 +47,7 @@ CONTEXT = Context(
     depth=int32(),
     train=True,
     attention=attend,
+    routing=Route(),
     rules=Plan().rules,
     sites=itertools.count(),
 )
