@@ -1,7 +1,7 @@
 """What a batch looks like, and what is wrong with one: names, shapes, and token ids."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -75,12 +75,25 @@ def batch_problems(batch: Mapping[str, Any], axes: BatchAxes, plan: Plan) -> lis
     return found
 
 
+def position_problems(axes: BatchAxes, mixing: Sequence[str], plan: Plan) -> list[str]:
+    """Why rows of such arrays cannot be split over `seq` at all. `mixing`: `Structure.mixing`."""
+    seq, found = plan.shape.sizes["seq"], []
+    if seq > 1 and not any("positions" in dims for dims in axes.values()):
+        found.append(
+            f"seq={seq} splits positions, and no array of the batch has any; use data or tensor in place of seq"
+        )
+    if seq > 1 and mixing:
+        found.append(
+            f"seq={seq} splits positions, and {', '.join(mixing)} (mixes_positions = True) would see only a device's "
+            f"own; use data or tensor in place of seq, or let positions meet in ctx.attend alone"
+        )
+    return found
+
+
 def _sequence_problems(length: int | None, plan: Plan) -> list[str]:
     seq = plan.shape.sizes["seq"]
-    if seq == 1:
+    if seq == 1 or length is None:
         return []
-    if length is None:
-        return [f"seq={seq} splits positions, and no array of the batch has any; use data or tensor in place of seq"]
     multiple = seq if plan.attention == "ulysses" or seq == plan.ulysses else 2 * seq
     if length % multiple == 0:
         return []

@@ -82,7 +82,11 @@ class Term:
 
 
 class Model(Protocol):
-    """What jaxpar needs of a model, beside `Stack` attributes for its layers."""
+    """What jaxpar needs of a model, beside `Stack` attributes for its layers.
+
+    Only `ctx.attend` sees positions of other devices. A module whose output at one position depends on others in any
+    other way, such as a convolution over positions, says `mixes_positions = True` on its class: `seq` refuses it.
+    """
 
     def embed(self, batch: dict[str, Array], ctx: "Context") -> Any: ...
     def head(self, x: Any, batch: dict[str, Array], ctx: "Context") -> dict[str, Float[Array, ""]]: ...
@@ -144,6 +148,12 @@ class Context:
         """
         if window is not None and (window < 1 or not causal):
             raise ModelError(f"attend(window={window}, causal={causal}): a window is causal, of 1 position or more")
+        heads, kv_heads = q.shape[2], k.shape[2]
+        if heads % kv_heads:
+            raise ModelError(
+                f"attend: {heads} query heads over {kv_heads} kv heads; each kv head serves equally many: give a "
+                f"multiple"
+            )
         return self.attention(q, k, v, segments=self.segments, causal=causal, window=window)
 
     def route(

@@ -46,11 +46,15 @@ class StackInfo:
 
 @dataclass(frozen=True)
 class Structure:
-    """The static side of a model: graph definitions to merge parameters into, and what its parameters are."""
+    """The static side of a model: graph definitions to merge parameters into, and what its parameters are.
+
+    `mixing`: paths of the modules whose class says `mixes_positions = True`.
+    """
 
     graphdef: nnx.GraphDef
     stacks: tuple[StackInfo, ...]
     params: Mapping[str, ParamInfo]
+    mixing: tuple[str, ...] = ()
 
     @property
     def layers(self) -> int:
@@ -103,6 +107,7 @@ def split(build: Build, key: Array) -> tuple[Structure, Params]:
     with nnx.use_eager_sharding(False):
         model = _call(build, nnx.Rngs(key))
     _check_protocol(model)
+    mixing = _mixing(model)
     stacks = _take_stacks(model)
     graphdef, params, infos = _split_module(model, "", None)
     stack_infos = []
@@ -111,7 +116,7 @@ def split(build: Build, key: Array) -> tuple[Structure, Params]:
         stack_infos.append(StackInfo(name, stack.length, layer_graph))
         params |= layer_params
         infos |= layer_infos
-    return Structure(graphdef, tuple(stack_infos), infos), params
+    return Structure(graphdef, tuple(stack_infos), infos, mixing), params
 
 
 def rebuild(build: Build, params: Params) -> nnx.Module:
@@ -166,6 +171,12 @@ def _check_protocol(model: Any) -> None:
             f"{type(model).__name__} lacks {', '.join(missing)}; a model needs embed(batch, ctx), head(x, batch, ctx) "
             f"and terms(batch) (see jaxpar.model)"
         )
+
+
+def _mixing(model: nnx.Module) -> tuple[str, ...]:
+    """In a stack, all layers are one module."""
+    found = (path for path, node in nnx.iter_graph(model) if getattr(type(node), "mixes_positions", False))
+    return tuple(sorted(_path(path).replace(".layers", "", 1) for path in found))
 
 
 def _take_stacks(model: Any) -> dict[str, Stack]:

@@ -12,6 +12,7 @@ from jaxpar.estimate.compile import StepReport, report
 from jaxpar.estimate.hardware import Cluster
 from jaxpar.estimate.topology import topology_devices
 from jaxpar.placement import Placement
+from jaxpar.program import Shapes
 from jaxpar.run import Run
 from models.llama import LlamaConfig
 
@@ -26,8 +27,12 @@ PLANS = [
 
 
 def compiled(plan: jaxpar.Plan, cluster: str) -> tuple[Run, StepReport]:
+    return compiled_for(plan, cluster, jaxpar.token_shapes(ROWS, LENGTH))
+
+
+def compiled_for(plan: jaxpar.Plan, cluster: str, shapes: Shapes) -> tuple[Run, StepReport]:
     run = jaxpar.Program(CONFIG.build, optax.sgd(0.1), plan).on(topology_devices(Cluster.parse(cluster)))
-    return run, report(run.lower(jaxpar.token_shapes(ROWS, LENGTH)), run.mesh)
+    return run, report(run.lower(shapes), run.mesh)
 
 
 def leaf_bytes(placement: Placement, tensor: int) -> int:
@@ -39,7 +44,7 @@ def leaf_bytes(placement: Placement, tensor: int) -> int:
 
 
 def data_bytes(run: Run) -> dict[str, int]:
-    """Bytes over `data` that hold parameters or their gradients, by kind."""
+    """Bytes over `data` and `seq` that hold parameters or their gradients, by kind."""
     plan, tensor = run.plan, run.plan.shape.tensor
     layer = sum(leaf_bytes(p, tensor) for p in run.placements.values() if p.info.stack)
     outer = sum(leaf_bytes(p, tensor) for p in run.placements.values() if not p.info.stack)

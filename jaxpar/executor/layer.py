@@ -4,7 +4,7 @@ The function that `jax.vjp` returns is a pytree. Its leaves are what the layer s
 arrays that every layer shares, are left out of what is stored and put back, alive, when the backward runs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,7 @@ class LayerGradient:
     met: set[str] = field(default_factory=set, init=False)
     _treedef: Any = field(default=None, init=False)
     _known: list[int | None] = field(default_factory=list, init=False)
+    _constants: dict[int, Any] = field(default_factory=dict, init=False)
     _names: list[str] = field(default_factory=list, init=False)
 
     def forward(self, weights: Params, x: Any, ctx: Context) -> tuple[Any, Totals, list[Array]]:
@@ -75,7 +76,9 @@ class LayerGradient:
         leaves, self._treedef = jax.tree.flatten(vjp)
         live = _live(weights, ctx)
         self._known = [next((i for i, known in enumerate(live) if leaf is known), None) for leaf in leaves]
-        saved = [leaf for leaf, known in zip(leaves, self._known, strict=True) if known is None]
+        # Tables that the trace itself holds: every layer would store them, and return them as varying over devices.
+        self._constants = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, jax.core.Tracer)}
+        saved = [leaf for i, leaf in enumerate(leaves) if self._known[i] is None and i not in self._constants]
         return y, totals, self._move(saved, offload.to_host)
 
     def backward(
@@ -86,10 +89,15 @@ class LayerGradient:
         if self.remat == "full":
             _, vjp, _ = self._vjp(weights, jax.tree.unflatten(jax.tree.structure(dy), saved), ctx)
         else:
-            live, stored = _live(weights, ctx), iter(saved)
-            leaves = [next(stored) if known is None else live[known] for known in self._known]
-            vjp = jax.tree.unflatten(self._treedef, leaves)
+            vjp = jax.tree.unflatten(self._treedef, self._leaves(_live(weights, ctx), iter(saved)))
         return vjp((dy, {name: scales[name] for name in self._names}))
+
+    def _leaves(self, live: list[Array], stored: Iterator[Array]) -> list[Any]:
+        """All leaves of the saved function, in its order."""
+        return [
+            self._constants[i] if i in self._constants else next(stored) if known is None else live[known]
+            for i, known in enumerate(self._known)
+        ]
 
     def _vjp(self, weights: Params, x: Any, ctx: Context) -> Any:
         def run(weights: Params, x: Any) -> tuple[tuple[Any, Totals], Totals]:

@@ -71,7 +71,7 @@ class Region:
         `rows`: int32 global row ids; `key`: this step's random key.
         """
         specs = {path: p.update_spec(manual_only=True) for path, p in self.placements.items()}
-        return self._shard_map(self._gradients, batch, (specs, P()))(params, self._ordered(batch), rows, key)
+        return self._shard_map(self._gradients, batch, (specs, P()))(params, batch, rows, key)
 
     def totals(self, params: Params, batch: Batch, rows: Array, key: Array, valid: Array, one_by_one: bool) -> Sums:
         """The sums over one batch, forward alone.
@@ -80,26 +80,13 @@ class Region:
         such rows can be left out only if each device runs its rows `one_by_one`.
         """
         f = partial(self._totals, one_by_one=one_by_one)
-        return self._shard_map(f, batch, P(), P(ROW_AXES))(params, self._ordered(batch), rows, key, valid)
+        return self._shard_map(f, batch, P(), P(ROW_AXES))(params, batch, rows, key, valid)
 
     @cached_property
     def _sequence(self) -> SequenceLayout | None:
         """How rows lie over `seq`; None: whole."""
         devices = self.mesh.shape["seq"]
         return SequenceLayout.of(self.plan, devices) if devices > 1 else None
-
-    def _ordered(self, batch: Batch) -> Batch:
-        """Global arrays with their positions in the order in which `seq` holds them."""
-        if self._sequence is None:
-            return batch
-        return {name: self._reorder(name, x, inverse=False) for name, x in batch.items()}
-
-    def _reorder(self, name: str, x: Array, inverse: bool) -> Array:
-        dim = position_dim(self.batch_axes, name)
-        if dim is None or self._sequence is None or self._sequence.natural:
-            return x
-        order = self._sequence.order(x.shape[dim]).reshape(-1)
-        return jnp.take(x, np.argsort(order) if inverse else order, axis=dim)
 
     def _shard_map(self, f: Any, batch: Batch, out_specs: Any, *more: P) -> Any:
         in_specs = (
@@ -120,7 +107,8 @@ class Region:
     def _gradients(self, params: Params, batch: Batch, rows: Array, key: Array) -> tuple[Params, Sums]:
         params, batch, rows, key = collectives.vary((params, batch, rows, key))
         ends = self._ends(params)
-        terms = self._terms(ends, batch)
+        whole, batch = self._whole_rows(batch)
+        terms = self._terms(ends, whole)
         weights = {name: self._sum(t.weight) for name, t in terms.items()}
         scales = collectives.vary({name: _scale(terms[name], w) for name, w in weights.items()})
         batches, split_rows = _split((batch, rows), self.plan.microbatches)
@@ -140,14 +128,16 @@ class Region:
         params, batch, rows, key, valid = collectives.vary((params, batch, rows, key, valid))
         ends = self._ends(params)
         parts = self._evaluation_parts(valid.shape[0], one_by_one)
+        whole, batch = self._whole_rows(batch)
         batches, split_rows, split_valid = _split((batch, rows, valid), parts)
         counts = split_valid[:, 0] > 0
         contexts = self._context(batches, split_rows, key, train=False)
         table = lower(self.plan.forward_schedule(self._stages, parts, len(self.structure.stacks)))
         player = Player(table, ends, self._chunks(params), batches, contexts, None, counts)
-        terms = self._terms(ends, batch)
+        terms = self._terms(ends, whole)
         totals, _, _ = player.play(_zero_totals(terms), [], {})
-        weights = jax.lax.map(lambda part: {n: t.weight for n, t in self._terms(ends, part).items()}, batches)
+        each = _split(whole, parts)
+        weights = jax.lax.map(lambda part: {n: t.weight for n, t in self._terms(ends, part).items()}, each)
         # `where`, not a product: a row that does not count may hold anything, infinities too.
         weights = {name: self._sum(jnp.sum(jnp.where(counts, w, 0.0))) for name, w in weights.items()}
         return Sums({name: collectives.psum(t, MANUAL_AXES) for name, t in totals.items()}, weights, _coefs(terms))
@@ -165,7 +155,7 @@ class Region:
         return collectives.from_stage(collectives.psum(x, REPLICA_AXES), 0)
 
     def _terms(self, ends: Ends, batch: Batch) -> dict[str, Term]:
-        terms = self.structure.outer(ends.outer).terms(self._whole_rows(batch))
+        terms = self.structure.outer(ends.outer).terms(batch)
         wrong = [name for name, t in terms.items() if not isinstance(t, Term) or jnp.shape(t.weight) != ()]
         if wrong or not terms:
             raise ModelError(
@@ -173,18 +163,23 @@ class Region:
             )
         return {name: Term(collectives.vary(jnp.asarray(t.weight, jnp.float32)), t.coef) for name, t in terms.items()}
 
-    def _whole_rows(self, batch: Batch) -> Batch:
-        """The batch with all positions of its rows in their own order: weights may count rows as well as tokens."""
+    def _whole_rows(self, batch: Batch) -> tuple[Batch, Batch]:
+        """-> all positions of the rows, because weights may count rows as well as tokens; and this device's, in the
+        order in which `seq` holds them. Rows come in their own order."""
         if self._sequence is None:
-            return batch
+            return batch, batch
+        dims = {name: position_dim(self.batch_axes, name) for name in batch}
+        split = {name: dim for name, dim in dims.items() if dim is not None}
+        whole = {name: jax.lax.all_gather(batch[name], "seq", axis=dim, tiled=True) for name, dim in split.items()}
+        if self._sequence.natural:
+            return batch | whole, batch
+        held = {name: jnp.take(x, self._held(x.shape[split[name]]), axis=split[name]) for name, x in whole.items()}
+        return batch | whole, batch | held
 
-        def gather(name: str, x: Array) -> Array:
-            dim = position_dim(self.batch_axes, name)
-            if dim is None:
-                return x
-            return self._reorder(name, jax.lax.all_gather(x, "seq", axis=dim, tiled=True), inverse=True)
-
-        return {name: gather(name, x) for name, x in batch.items()}
+    def _held(self, positions: int) -> Array:
+        """int32[position]: which positions of a row this device holds."""
+        assert self._sequence is not None
+        return collectives.vary(jnp.asarray(self._sequence.order(positions))[collectives.axis_index("seq")])
 
     def _check_saved(self, player: Player) -> None:
         met = set().union(*(chunks.gradient.met for chunks in player.chunks))
@@ -233,8 +228,7 @@ class Region:
         if length is not None:
             index = collectives.vary(jnp.arange(length, dtype=jnp.int32))
             if self._sequence is not None:
-                order = self._sequence.order(length * self._sequence.devices)
-                index = collectives.vary(jnp.asarray(order)[collectives.axis_index("seq")])
+                index = self._held(length * self._sequence.devices)
         positions = batches.get("positions")
         if positions is None and index is not None:
             positions = jnp.broadcast_to(index, (*rows.shape, length))

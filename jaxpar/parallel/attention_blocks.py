@@ -62,13 +62,19 @@ class Grid:
         return _block_starts(parts, self.keys // self.key_parts, self.key_block)
 
     def live(self, query_starts: np.ndarray, key_starts: np.ndarray) -> np.ndarray:
-        """bool[query blocks, key blocks]: whether some query of the one may see some key of the other."""
+        """bool[query blocks, key blocks]: whether some query of the one may see some key of the other.
+
+        Of the positions there are: one that only fills up a part's last block is beyond its end, where another part
+        may be.
+        """
         ahead = query_starts[:, None] - key_starts[None, :]
         live = np.ones(ahead.shape, bool)
         if self.causal:
-            live &= ahead + self.query_block - 1 >= 0
+            sizes = _block_sizes(len(query_starts), self.queries // self.query_parts, self.query_block)
+            live &= ahead + sizes[:, None] - 1 >= 0
         if self.window is not None:
-            live &= ahead - (self.key_block - 1) < self.window
+            sizes = _block_sizes(len(key_starts), self.keys // self.key_parts, self.key_block)
+            live &= ahead - (sizes[None, :] - 1) < self.window
         return live
 
     @functools.cached_property
@@ -100,6 +106,12 @@ class Walk:
 
 def _block_starts(parts: np.ndarray, length: int, block: int) -> np.ndarray:
     return (parts[:, None] + np.arange(0, length, block)[None, :]).reshape(-1).astype(np.int32)
+
+
+def _block_sizes(blocks: int, length: int, block: int) -> np.ndarray:
+    """How many positions each block has, over parts of `length`."""
+    sizes = np.minimum(block, length - np.arange(0, length, block))
+    return np.tile(sizes, blocks // len(sizes))
 
 
 def even_block(length: int, block: int) -> int:

@@ -13,6 +13,7 @@ from models.llama import LlamaConfig
 from tests.parity.references import assert_equals_one_device
 
 MESHES = ("data=8", "data=4,tensor=2", "data=2,tensor=4", "tensor=8", "data=3,tensor=2", "data=2,tensor=3")
+MESHES += ("seq=4", "data=2,seq=3", "data=2,tensor=2,seq=2")
 PIPELINES = ("pipe=2", "pipe=3", "data=2,pipe=2,tensor=2", "data=2,pipe=3", "pipe=2,tensor=3", "pipe=4,tensor=2")
 
 
@@ -35,8 +36,10 @@ def models(draw, tensor: int, parts: int) -> LlamaConfig:
 
 @st.composite
 def plans(draw) -> Plan:
+    mesh = draw(st.sampled_from(MESHES))
     return Plan(
-        draw(st.sampled_from(MESHES)),
+        mesh,
+        attention=draw(st.sampled_from(["ring", "allgather", "ulysses"])) if "seq" in mesh else "ring",
         zero=draw(st.sampled_from([0, 1, 2, 3])),
         microbatches=draw(st.sampled_from([1, 2, 3])),
         remat=draw(st.sampled_from(["none", "dots", "full"])),
