@@ -115,7 +115,7 @@ class GPT(nnx.Module):
 
     def embed(self, batch: dict[str, Array], ctx: jaxpar.Context) -> Float[Array, "b t d"]:
         assert ctx.positions is not None
-        longest, length = self.config.num_positions, ctx.positions.shape[1]
+        longest, length = self.config.num_positions, ctx.positions.shape[1] * ctx.row_parts
         if length > longest:
             raise jaxpar.ModelError(
                 f"rows have {length} positions, the model has learned ones for num_positions={longest}; "
