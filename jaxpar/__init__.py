@@ -16,7 +16,7 @@ from jaxpar.mesh import make_mesh, simulate
 from jaxpar.model import Context, Stack, Term, named, save, stack
 from jaxpar.parallel.cross_entropy import cross_entropy, cross_entropy_and_z_loss
 from jaxpar.parallel.embedding import embedding_lookup
-from jaxpar.plan import Plan, Zero
+from jaxpar.plan import Hybrid, Plan, Zero
 from jaxpar.program import Program
 from jaxpar.run import Run
 from jaxpar.state import TrainState
@@ -30,6 +30,7 @@ __all__ = [
     "ConfigError",
     "Context",
     "DataError",
+    "Hybrid",
     "JaxparError",
     "ModelError",
     "Plan",

@@ -22,10 +22,12 @@ class Remember:
     def __init__(self) -> None:
         self.cache: Cache = ()
 
-    def __call__(self, q: Array, k: Array, v: Array, *, segments: Array | None, causal: bool) -> Array:
+    def __call__(
+        self, q: Array, k: Array, v: Array, *, segments: Array | None, causal: bool, window: int | None
+    ) -> Array:
         _check_decoder(q, k, causal)
         self.cache += ((k, v),)
-        return blockwise_attention(q, k, v, segments_q=segments, segments_k=segments, causal=True)
+        return blockwise_attention(q, k, v, segments_q=segments, segments_k=segments, causal=True, window=window)
 
 
 class Recall:
@@ -35,7 +37,9 @@ class Recall:
         self.cache: Cache = ()
         self._before, self._at = iter(cache), at
 
-    def __call__(self, q: Array, k: Array, v: Array, *, segments: Array | None, causal: bool) -> Array:
+    def __call__(
+        self, q: Array, k: Array, v: Array, *, segments: Array | None, causal: bool, window: int | None
+    ) -> Array:
         _check_decoder(q, k, causal)
         before = next(self._before)
         keys, values = (
@@ -44,7 +48,8 @@ class Recall:
         )
         self.cache += ((keys, values),)
         # One segment for all that is seen, another for the rest.
-        seen = jnp.broadcast_to(jnp.arange(keys.shape[1]) <= self._at, keys.shape[:2]).astype(jnp.int32)
+        back = self._at - jnp.arange(keys.shape[1])
+        seen = jnp.broadcast_to((back >= 0) & (back < (window or keys.shape[1])), keys.shape[:2]).astype(jnp.int32)
         mine = jnp.ones(q.shape[:2], jnp.int32)
         return blockwise_attention(q, keys, values, segments_q=mine, segments_k=seen, causal=False)
 

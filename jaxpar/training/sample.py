@@ -17,6 +17,7 @@ from jaxtyping import Int
 from jaxpar.errors import ModelError
 from jaxpar.model import Context
 from jaxpar.parallel.attention import blockwise_attention
+from jaxpar.parallel.halo import Halo
 from jaxpar.plan import Plan
 from jaxpar.training.average import to_averaged
 from jaxpar.training.callbacks import Callback, Loop
@@ -40,13 +41,14 @@ def one_device_context(rows: int, positions: int) -> Context:
         depth=jnp.zeros((), jnp.int32),
         train=False,
         attention=_attend,
+        neighbours=Halo(),
         rules=Plan().rules,
         sites=itertools.count(),
     )
 
 
-def _attend(q: Array, k: Array, v: Array, *, segments: Array | None, causal: bool) -> Array:
-    return blockwise_attention(q, k, v, segments_q=segments, segments_k=segments, causal=causal)
+def _attend(q: Array, k: Array, v: Array, *, segments: Array | None, causal: bool, window: int | None) -> Array:
+    return blockwise_attention(q, k, v, segments_q=segments, segments_k=segments, causal=causal, window=window)
 
 
 def generate(

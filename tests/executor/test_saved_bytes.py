@@ -10,6 +10,7 @@ import pytest
 from jaxpar.executor.layer import LayerGradient, apply_layer
 from jaxpar.model import Context
 from jaxpar.parallel.attention import attend_on_tensor_shards
+from jaxpar.parallel.halo import Halo
 from jaxpar.plan import Plan
 from jaxpar.structure import inspect_model
 from models.llama import LlamaConfig
@@ -22,7 +23,7 @@ ATTENTION = 4 * ROWS * POSITIONS * 8 * (6 + 1)  # its result, and the log of eac
 ROTARY = 2 * 4 * 3  # constant frequencies, for queries and keys
 BYTES = {
     "none": 101_632,
-    "dots": 38_944,
+    "dots": 38_952,
     "full": FULL,
     "named:attention": FULL + ATTENTION + ROTARY,
     "named:attention,mlp": FULL + ATTENTION + ROTARY + 4 * ROWS * POSITIONS * MLP,
@@ -33,8 +34,8 @@ def int32(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
-def attend(q, k, v, *, segments, causal):
-    return attend_on_tensor_shards(q, k, v, segments_q=segments, segments_k=segments, causal=causal)
+def attend(q, k, v, *, segments, causal, window):
+    return attend_on_tensor_shards(q, k, v, segments_q=segments, segments_k=segments, causal=causal, window=window)
 
 
 CONTEXT = Context(
@@ -46,6 +47,7 @@ CONTEXT = Context(
     depth=int32(),
     train=True,
     attention=attend,
+    neighbours=Halo(),
     rules=Plan().rules,
     sites=itertools.count(),
 )

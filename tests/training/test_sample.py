@@ -71,14 +71,15 @@ def test_what_is_drawn_has_the_probabilities_of_the_model(model):
 class Neighbour(nnx.Module):
     """Looks at the token before its own behind the back of the context."""
 
-    def __init__(self, causal=None, *, rngs):
+    def __init__(self, causal=None, window=None, *, rngs):
         self.table = nnx.Param(jax.random.normal(rngs.params(), (31, 31)))
-        self.causal = causal
+        self.causal, self.window = causal, window
 
     def logits(self, tokens, ctx):
         x = jax.nn.one_hot(tokens, 31)
         if self.causal is not None:
-            return ctx.attend(x[:, :, None], x[:, :, None], x[:, :, None], causal=self.causal)[:, :, 0]
+            x = x[:, :, None] @ self.table[...]
+            return ctx.attend(x, x, -x, causal=self.causal, window=self.window)[:, :, 0]
         return (jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1] + x) @ self.table[...]
 
 
@@ -89,6 +90,14 @@ def test_a_model_that_cannot_go_token_by_token_is_named(causal, said):
     """Otherwise it would give nonsense that looks like a bad model."""
     with pytest.raises(ModelError, match=said):
         generate(Neighbour(causal, rngs=nnx.Rngs(0)), PROMPT, 4, window=WINDOW)
+
+
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_a_sliding_window_reaches_as_far_with_a_cache(window):
+    """Otherwise a new token would see keys of the cache that it could not see in training."""
+    model = Neighbour(causal=True, window=window, rngs=nnx.Rngs(0))
+    found = generate(model, PROMPT, 12, window=WINDOW, temperature=0.0)
+    assert found.tolist() == by_hand(model, PROMPT, 12)
 
 
 def test_a_model_without_logits_is_named():
