@@ -32,14 +32,12 @@ from jaxpar.parallel import attention_blocks
 from jaxpar.parallel.attention import DEFAULT_BLOCK
 from jaxpar.parallel.sequence import SequenceLayout
 from jaxpar.parallel.sequence_attention import attend_over_sequence
+from jaxpar.plan import Attention
 from models.llama import LlamaConfig
 
 MODEL = LlamaConfig(512, 2, 128, num_heads=8, num_kv_heads=4, head_dim=16, mlp_dim=256)
-PLANS = tuple(
-    jaxpar.Plan(f"seq={seq}", attention=attention)
-    for seq in (4, 8)
-    for attention in ("ring", "ulysses", "allgather", jaxpar.Hybrid(2))
-)
+WAYS: tuple[tuple[Attention, int], ...] = (("ring", 1), ("ulysses", 1), ("allgather", 1), ("ring", 2))
+PLANS = tuple(jaxpar.Plan(f"seq={seq}", attention=way, ulysses=ulysses) for seq in (4, 8) for way, ulysses in WAYS)
 RINGS = (2, 4, 8)
 
 

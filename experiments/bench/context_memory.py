@@ -4,7 +4,7 @@
 
 Compiles the step of rows that are `seq` times as long on `seq` times as many devices, so that each device holds the
 same number of tokens, and prints the peak per device: for simulated CPU devices, or for H100s that are not there.
-Ring and Ulysses should need the same at any length; gathered keys grow by `gathered_bytes`.
+Ring and Ulysses should need the same at any length; with gathered keys a layer grows by `gathered_bytes`.
 """
 
 import argparse
@@ -44,10 +44,10 @@ class Case:
         return program.compile(f"1x{seq}x{self.kind}", jaxpar.token_shapes(1, self.tokens * seq))
 
     def gathered_bytes(self, seq: int) -> int:
-        """What `allgather` adds to a layer's backward: the row's keys and values in the dtype of the compute, and
-        their gradients, which are summed in float32."""
+        """What `allgather` holds in a layer's backward: the row's keys and values in the dtype of the compute, their
+        gradients in float32, and one of these once more on its way from blocks to the order of the row."""
         elements = seq * self.tokens * self.model.num_kv_heads * self.model.head_dim
-        return elements * 2 * (4 + (2 if self.precision == "bfloat16" else 4))
+        return elements * (2 * (2 if self.precision == "bfloat16" else 4) + 3 * 4)
 
 
 def peaks(case: Case, mode: Attention, remat: Remat, sizes: Sequence[int] = SIZES) -> Iterator[tuple[int, int]]:
