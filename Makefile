@@ -18,7 +18,7 @@ test: lint
 	@$(PY) -m pytest $(PYTEST)
 
 demo: setup
-	@$(PY) experiments/pretrain_lm.py --simulate 8 --plan.mesh data=4,tensor=2 --plan.zero 3
+	@$(PY) experiments/pretrain_lm.py --simulate 8 --plan.mesh data=2,pipe=2,tensor=2 --plan.zero 1 --plan.microbatches 4
 
 clean:
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

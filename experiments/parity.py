@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import lru_cache
@@ -49,7 +49,7 @@ def main() -> None:
     done = read(record)
     groups = group(cell for cell in cells() if cell not in done)
     with record.open("a") as file:
-        for i, results in enumerate(measure_all(groups, args.jobs)):
+        for i, results in enumerate(measure_all(measure, groups, args.jobs)):
             for cell, share in results:
                 done[cell] = share
                 print(json.dumps(asdict(cell) | {"share": share}), file=file, flush=True)
@@ -62,7 +62,7 @@ def main() -> None:
     sys.exit(1 if failed else 0)
 
 
-def measure_all(groups: Sequence[Group], jobs: int) -> Iterator[list[tuple[Cell, float]]]:
+def measure_all[G, R](measure: Callable[[G], R], groups: Sequence[G], jobs: int) -> Iterator[R]:
     """In processes that share what they compile: without data, all ZeRO stages are one program.
 
     A process keeps all that it has compiled: after some groups new ones take their place.

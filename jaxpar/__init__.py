@@ -1,6 +1,6 @@
 """jaxpar: a JAX/XLA sharding-based training toolkit."""
 
-from jaxpar import errors, mesh, testing
+from jaxpar import errors, mesh, pipeline, testing
 from jaxpar.batch import TOKENS, token_shapes
 from jaxpar.errors import (
     BackendError,
@@ -16,7 +16,7 @@ from jaxpar.mesh import make_mesh, simulate
 from jaxpar.model import Context, Stack, Term, named, save, stack
 from jaxpar.parallel.cross_entropy import cross_entropy, cross_entropy_and_z_loss
 from jaxpar.parallel.embedding import embedding_lookup
-from jaxpar.plan import Hybrid, Plan, Zero
+from jaxpar.plan import Hybrid, Pipeline, Plan, Zero
 from jaxpar.program import Program
 from jaxpar.run import Run
 from jaxpar.state import TrainState
@@ -33,6 +33,7 @@ __all__ = [
     "Hybrid",
     "JaxparError",
     "ModelError",
+    "Pipeline",
     "Plan",
     "PlanError",
     "Program",
@@ -49,6 +50,7 @@ __all__ = [
     "mesh",
     "named",
     "per_layer",
+    "pipeline",
     "save",
     "simulate",
     "stack",

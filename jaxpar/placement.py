@@ -25,6 +25,9 @@ from jaxpar.structure import ParamInfo, Params, Structure
 
 STACK_SPEC = (None, "pipe", None)
 
+# The logical name of the dim that stages of a pipeline share.
+VOCABULARY = "vocab"
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -119,7 +122,32 @@ def placement_problems(structure: Structure, plan: Plan, shape: MeshShape) -> li
         plan.stack_layers(structure.stack_lengths, shape.sizes["pipe"])
     except PlanError as error:
         found += error.problems
+    return found + _slice_problems(structure, plan.rules, shape)
+
+
+def _slice_problems(structure: Structure, rules: AxisRules, shape: MeshShape) -> list[str]:
+    """Slices of the vocabulary are told by their rows alone, see `parallel.vocabulary`: no two may be alike."""
+    stages, axis = shape.sizes["pipe"], rules.axes.get(VOCABULARY)
+    if stages == 1:
+        return []
+    found, alike = [], dict[int, ParamInfo]()
+    for path, info in structure.params.items():
+        if not _is_table(info):
+            continue
+        rows = next_multiple(info.dims[0], stages * (shape.sizes[axis] if axis else 1)) // stages
+        other = alike.setdefault(rows, info)
+        if other.dims[0] != info.dims[0]:
+            found.append(
+                f"on {stages} stages the vocabularies of {path} ({info.dims[0]}) and {other.path} ({other.dims[0]}) are "
+                f"both cut into slices of {rows} rows, which cannot be told apart; make one of them larger, e.g. "
+                f"{stages * rows + 1}"
+            )
     return found
+
+
+def _is_table(info: ParamInfo) -> bool:
+    """What the stages of a pipeline share, each its slice of the rows."""
+    return info.stack is None and info.names[:1] == (VOCABULARY,)
 
 
 def _dim_problems(info: ParamInfo, rules: AxisRules, shape: MeshShape) -> list[str]:
@@ -139,7 +167,7 @@ def _dim_problems(info: ParamInfo, rules: AxisRules, shape: MeshShape) -> list[s
 
 def _place_one(info: ParamInfo, plan: Plan, mesh: Mesh, layers: StageLayers | None) -> Placement:
     padded, spec, notes = list(info.dims), [], []
-    shared = mesh.shape["pipe"] > 1 and layers is None and info.names[:1] == ("vocab",)
+    shared = mesh.shape["pipe"] > 1 and _is_table(info)
     for dim, (name, size) in enumerate(zip(info.names, info.dims, strict=True)):
         axis = plan.rules.axis(name)
         shards = 1 if axis is None else mesh.shape[axis]

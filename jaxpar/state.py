@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
@@ -122,6 +123,14 @@ class StateLayout:
         """`f(leaf, placement or None)` of every optimizer leaf."""
         leaves, treedef = jax.tree.flatten(tree)
         return jax.tree.unflatten(treedef, [f(x, p) for x, p in zip(leaves, self.opt_placements, strict=True)])
+
+    @cached_property
+    def layer_depths(self) -> dict[str, np.ndarray]:
+        """By parameter of a stack, int32[virtual stage, stage, layer]: the layer's depth in its stack.
+
+        Given to `optimizer.update` by this name, for what must not depend on where a pipeline stores a layer.
+        """
+        return {path: p.layers.stored_depths for path, p in self.placements.items() if p.layers is not None}
 
     @cached_property
     def opt_placements(self) -> list[Placement | None]:

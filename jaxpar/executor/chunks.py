@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxpar import collectives, offload
+from jaxpar.executor.buffers import masked, read, select, write
 from jaxpar.executor.layer import LayerGradient, Totals
 from jaxpar.executor.split import SplitGradient
 from jaxpar.executor.weights import StackWeights, barrier
@@ -74,12 +75,12 @@ class Chunks:
             place = at.first + i
             weights, held = self._next(held, place, jnp.where(i == self.longest - 1, at.then, place + 1))
             y, totals, leaves = self.gradient.forward(weights, x, self._context(ctx, place))
-            y, totals = self._where(place, None, (y, totals), (x, _zeros(totals)))
+            y, totals = self._where(place, None, (y, totals), (x, jax.tree.map(jnp.zeros_like, totals)))
             saved = [write(buffer, leaf, at.saved, i) for buffer, leaf in zip(saved, leaves, strict=True)]
             return (y, held, saved), totals
 
         (y, held, saved), totals = lax.scan(body, (x, held, saved), jnp.arange(self.longest))
-        return y, held, saved, _masked(at.valid, jax.tree.map(jnp.sum, totals))
+        return y, held, saved, masked(at.valid, jax.tree.map(jnp.sum, totals))
 
     def evaluate(self, x: Any, held: Params, ctx: Context, at: At) -> tuple[Any, Params, Totals]:
         """`forward` that saves nothing."""
@@ -89,11 +90,11 @@ class Chunks:
             place = at.first + i
             weights, held = self._next(held, place, jnp.where(i == self.longest - 1, at.then, place + 1))
             y, totals = self.gradient.layer(weights, x, self._context(ctx, place))
-            y, totals = self._where(place, None, (y, totals), (x, _zeros(totals)))
+            y, totals = self._where(place, None, (y, totals), (x, jax.tree.map(jnp.zeros_like, totals)))
             return (y, held), totals
 
         (y, held), totals = lax.scan(body, (x, held), jnp.arange(self.longest))
-        return y, held, _masked(at.valid, jax.tree.map(jnp.sum, totals))
+        return y, held, masked(at.valid, jax.tree.map(jnp.sum, totals))
 
     def backward(
         self, dy: Any, held: Params, pending: Pending, total: Params, saved: Saved, ctx: Context, scales: Totals, at: At
@@ -108,7 +109,10 @@ class Chunks:
                 scattered = zero.scatter(pending.grads, self.weights.placements)
             leaves = [read(buffer, at.saved, i) for buffer in saved]
             grads, dx = self.gradient.backward(weights, leaves, self._context(ctx, place), dy, scales)
-            grads, dx = self._where(place, at.valid, grads, _zeros(grads)), self._where(place, None, dx, dy)
+            grads, dx = (
+                self._where(place, at.valid, grads, jax.tree.map(jnp.zeros_like, grads)),
+                self._where(place, None, dx, dy),
+            )
             if self.weights.behind:
                 dx, scattered = barrier(dx, scattered)
                 total = self.weights.accumulate(total, scattered, pending.place)
@@ -149,7 +153,7 @@ class Chunks:
             weights = self.weights.fetch(place) if self.split.reads_weights else self.weights.stand_in()
             leaves, handed = ([read(b, slot, i) for b in bs] for bs, slot in ((saved, at.saved), (between, at.between)))
             grads = self.split.later(weights, leaves, self._context(ctx, place), scales, handed)
-            grads = self._where(place, at.valid, grads, _zeros(grads))
+            grads = self._where(place, at.valid, grads, jax.tree.map(jnp.zeros_like, grads))
             return self._return(pending, total, grads, place), None
 
         return lax.scan(body, (pending, total), jnp.arange(self.longest), reverse=True)[0]
@@ -205,32 +209,4 @@ class Chunks:
         if self.padded:
             there = self.depths[place] >= 0
             valid = there if valid is None else there & valid
-        return _select(valid, played, otherwise)
-
-
-def read(buffer: Array, *slots: Array) -> Array:
-    """`buffer[slots]`, by as many leading dims."""
-    start = _start(buffer, slots)
-    sizes = (*(1,) * len(slots), *buffer.shape[len(slots) :])
-    return lax.dynamic_slice(buffer, start, sizes).reshape(buffer.shape[len(slots) :])
-
-
-def write(buffer: Array, x: Array, *slots: Array) -> Array:
-    """Puts `x` at `buffer[slots]`."""
-    return lax.dynamic_update_slice(buffer, x.reshape((1,) * len(slots) + x.shape), _start(buffer, slots))
-
-
-def _start(buffer: Array, slots: tuple[Array, ...]) -> list[Array]:
-    return [*slots, *(jnp.zeros((), jnp.int32) for _ in range(buffer.ndim - len(slots)))]
-
-
-def _select[T](valid: Array | None, new: T, old: T) -> T:
-    return new if valid is None else jax.tree.map(lambda n, o: jnp.where(valid, n, o), new, old)
-
-
-def _masked[T](valid: Array | None, tree: T) -> T:
-    return _select(valid, tree, _zeros(tree))
-
-
-def _zeros[T](tree: T) -> T:
-    return jax.tree.map(jnp.zeros_like, tree)
+        return select(valid, played, otherwise)

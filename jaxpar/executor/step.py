@@ -84,7 +84,8 @@ def _update(
 ) -> tuple[Params, Any]:
     """The optimizer works on each device's ZeRO shard; parameters that are stored whole are gathered after it."""
     params = layout.view(lax.with_sharding_constraint(params, layout.update_shardings()))
-    updates, opt_state = optimizer.update(grads, layout.view_opt(opt_state), params)
+    update = optax.with_extra_args_support(optimizer).update
+    updates, opt_state = update(grads, layout.view_opt(opt_state), params, layer_depths=layout.layer_depths)
     new = layout.store(optax.apply_updates(params, updates))
     new = lax.with_sharding_constraint(new, layout.update_shardings())
     return new, layout.store_opt(opt_state)

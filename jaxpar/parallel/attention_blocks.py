@@ -75,7 +75,7 @@ class Grid:
     def whole(self) -> "Walk":
         """The walk over queries and keys that both start at 0 and are in one part."""
         starts = self.query_starts(np.zeros(1, np.int32)), self.key_starts(np.zeros(1, np.int32))
-        return Walk(np.argwhere(self.live(*starts)).astype(np.int32), *starts)
+        return Walk(np.argwhere(self.live(*starts)).astype(np.int32))
 
     def row_turns(self, rows: int, heads: int) -> int:
         """In how many equal turns to take the rows, so that a pair's scores number at most MAX_SCORES."""
@@ -86,14 +86,15 @@ class Grid:
 @dataclass(frozen=True)
 class Walk:
     """Which pairs of blocks to visit, int32[pairs, 2] as (query block, key block), and where in the row each block
-    starts. Arrays may be traced, and differ between devices; what does not depend on the device is numpy's.
+    starts; None: they follow each other from 0. Arrays may be traced, and differ between devices; what does not depend
+    on the device is numpy's.
 
     `visits`: how many of the pairs to visit, where devices differ in that; None: all.
     """
 
     pairs: np.ndarray | jax.Array
-    query_starts: np.ndarray | jax.Array
-    key_starts: np.ndarray | jax.Array
+    query_starts: np.ndarray | jax.Array | None = None
+    key_starts: np.ndarray | jax.Array | None = None
     visits: jax.Array | None = None
 
 
@@ -209,8 +210,8 @@ def _scores(grid: Grid, walk: Walk, q_NBKGTD, k_MBKSD, segment_blocks, i, j):
     part, blocks = grid.keys // grid.key_parts, k_MBKSD.shape[0] // grid.key_parts
     seen_BTS = ((j % blocks) * grid.key_block + jnp.arange(grid.key_block) < part)[None, None, :]
     if grid.causal or grid.window is not None:
-        t_T = jnp.asarray(walk.query_starts)[i] + jnp.arange(grid.query_block)
-        s_S = jnp.asarray(walk.key_starts)[j] + jnp.arange(grid.key_block)
+        t_T = _start(walk.query_starts, i, grid.query_block) + jnp.arange(grid.query_block)
+        s_S = _start(walk.key_starts, j, grid.key_block) + jnp.arange(grid.key_block)
         ahead_TS = t_T[:, None] - s_S[None, :]
         if grid.causal:
             seen_BTS &= (ahead_TS >= 0)[None]
@@ -220,6 +221,10 @@ def _scores(grid: Grid, walk: Walk, q_NBKGTD, k_MBKSD, segment_blocks, i, j):
         q_NBT, k_MBS = segment_blocks
         seen_BTS &= _at(q_NBT, i)[:, :, None] == _at(k_MBS, j)[:, None, :]
     return jnp.where(seen_BTS[:, None, None], scores, MASKED_SCORE)
+
+
+def _start(starts, block, size: int):
+    return block * size if starts is None else jnp.asarray(starts)[block]
 
 
 def _dot(spec: str, x, y):

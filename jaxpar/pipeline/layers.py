@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from jaxpar.errors import PlanError
 
 
@@ -51,14 +53,16 @@ class StageLayers:
         """Whether storage order is depth order, without padding."""
         return self.places == tuple(range(len(self.route) * self.longest))
 
-    def depths(self, stage: int) -> list[list[int]]:
-        """By chunk and place: the layer's depth in its stack; -1 where it is padding."""
-        found = [[-1] * self.longest for _ in range(self.chunks)]
-        for depth, place in enumerate(self.places):
-            chunk, at = divmod(place, self.stages * self.longest)
-            if at // self.longest == stage:
-                found[chunk][at % self.longest] = depth
+    @cached_property
+    def stored_depths(self) -> np.ndarray:
+        """int32[chunk, stage, layer]: the depth of the layer that lies there; -1 where it is padding."""
+        found = np.full((self.chunks, self.stages, self.longest), -1, np.int32)
+        found.reshape(-1)[list(self.places)] = np.arange(len(self.places))
         return found
+
+    def depths(self, stage: int) -> list[list[int]]:
+        """`stored_depths` of one stage."""
+        return self.stored_depths[:, stage].tolist()
 
 
 def route(stages: int, chunks: int, folded: bool) -> tuple[tuple[int, int], ...]:

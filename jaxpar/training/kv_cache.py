@@ -23,7 +23,7 @@ class Remember:
         self.cache: Cache = ()
 
     def __call__(
-        self, q: Array, k: Array, v: Array, *, segments: Array | None, causal: bool, window: int | None
+        self, q: Array, k: Array, v: Array, *, segments: Array | None, causal: bool, window: int | None = None
     ) -> Array:
         _check_decoder(q, k, causal)
         self.cache += ((k, v),)
@@ -38,7 +38,7 @@ class Recall:
         self._before, self._at = iter(cache), at
 
     def __call__(
-        self, q: Array, k: Array, v: Array, *, segments: Array | None, causal: bool, window: int | None
+        self, q: Array, k: Array, v: Array, *, segments: Array | None, causal: bool, window: int | None = None
     ) -> Array:
         _check_decoder(q, k, causal)
         before = next(self._before)
@@ -48,8 +48,9 @@ class Recall:
         )
         self.cache += ((keys, values),)
         # One segment for all that is seen, another for the rest.
-        back = self._at - jnp.arange(keys.shape[1])
-        seen = jnp.broadcast_to((back >= 0) & (back < (window or keys.shape[1])), keys.shape[:2]).astype(jnp.int32)
+        ahead = self._at - jnp.arange(keys.shape[1])
+        near = (ahead >= 0) & (ahead < (keys.shape[1] if window is None else window))
+        seen = jnp.broadcast_to(near, keys.shape[:2]).astype(jnp.int32)
         mine = jnp.ones(q.shape[:2], jnp.int32)
         return blockwise_attention(q, keys, values, segments_q=mine, segments_k=seen, causal=False)
 

@@ -3,10 +3,12 @@
 An optimizer inside sees float32 parameters and keeps float32 moments. Parameters of 32 bits pass through unchanged.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array, lax
 from jaxtyping import BFloat16, Float, Int, UInt32
@@ -14,6 +16,9 @@ from jaxtyping import BFloat16, Float, Int, UInt32
 from jaxpar.dropout import mix
 from jaxpar.errors import ConfigError
 from jaxpar.structure import Params
+
+# By parameter of a stack: int32[virtual stage, stage, layer], which layer lies there.
+Depths = Mapping[str, np.ndarray]
 
 
 class MasterState(NamedTuple):
@@ -52,8 +57,9 @@ class RoundingState(NamedTuple):
 def stochastic_rounding(inner: optax.GradientTransformation, seed: int = 0) -> optax.GradientTransformation:
     """`inner` on bfloat16 parameters, rounded up or down at random so that the mean is exact. No copy is kept.
 
-    The bits are a function of seed, update, parameter and element alone, the same on every mesh. Raises `ConfigError`
-    for parameters of fewer than 32 bits that are not bfloat16.
+    The bits are a function of seed, update, parameter and element alone, the same on every mesh; `layer_depths` (a
+    step gives it, see `StateLayout.layer_depths`) tells which layers a pipeline stores where. Raises `ConfigError` for
+    parameters of fewer than 32 bits that are not bfloat16.
     """
 
     def init(params: Params) -> RoundingState:
@@ -62,18 +68,27 @@ def stochastic_rounding(inner: optax.GradientTransformation, seed: int = 0) -> o
                 raise ConfigError(f"stochastic rounding: {path} is {x.dtype}; keep it in bfloat16 or in float32")
         return RoundingState(inner.init(_float32(params)), jnp.zeros((), jnp.int32))
 
-    def update(updates: Any, state: RoundingState, params: Params) -> tuple[Any, RoundingState]:
-        updates, inner_state = inner.update(updates, state.inner, _float32(params))
+    inner = optax.with_extra_args_support(inner)
+
+    def update(
+        updates: Any, state: RoundingState, params: Params, *, layer_depths: Depths | None = None, **extra: Any
+    ) -> tuple[Any, RoundingState]:
+        updates, inner_state = inner.update(
+            updates, state.inner, _float32(params), layer_depths=layer_depths, **extra
+        )
+        depths = layer_depths or {}
         low = _float32(_low(params))
         exact = optax.apply_updates(low, _part(updates, low))
         key = jax.random.fold_in(jax.random.key(seed), state.updates)
         rounded = {
-            path: round_at_random(exact[path], _bits(jax.random.fold_in(key, place), exact[path].shape))
+            path: round_at_random(
+                exact[path], _bits(jax.random.fold_in(key, place), exact[path].shape, depths.get(path))
+            )
             for place, path in enumerate(sorted(exact))
         }
         return updates | _differences(rounded, params), RoundingState(inner_state, state.updates + 1)
 
-    return optax.GradientTransformation(init, update)  # type: ignore[arg-type]
+    return optax.GradientTransformationExtraArgs(init, update)  # type: ignore[arg-type]
 
 
 def round_at_random(x: Float[Array, "*n"], bits: UInt32[Array, "*n"]) -> BFloat16[Array, "*n"]:
@@ -83,12 +98,15 @@ def round_at_random(x: Float[Array, "*n"], bits: UInt32[Array, "*n"]) -> BFloat1
     return jnp.where(jnp.isfinite(x), rounded, x).astype(jnp.bfloat16)
 
 
-def _bits(key: Array, shape: tuple[int, ...]) -> Array:
-    """A hash of each element's place in the array: cheap, and without communication."""
-    place, stride = jnp.zeros(shape, jnp.uint32), 1
-    for dim in reversed(range(len(shape))):
+def _bits(key: Array, shape: tuple[int, ...], depths: np.ndarray | None) -> Array:
+    """A hash of each element's place in the logical array: cheap, and without communication."""
+    place, stride, lead = jnp.zeros(shape, jnp.uint32), 1, 0 if depths is None else depths.ndim
+    for dim in reversed(range(lead, len(shape))):
         place = place + lax.broadcasted_iota(jnp.uint32, shape, dim) * jnp.uint32(stride % 2**32)
         stride *= shape[dim]
+    if depths is not None:
+        layers = depths.astype(np.uint32) * np.uint32(stride % 2**32)
+        place = place + layers.reshape(depths.shape + (1,) * (len(shape) - lead))
     return mix(jax.random.bits(key, (), jnp.uint32) ^ mix(place))
 
 

@@ -47,7 +47,7 @@ def one_device_context(rows: int, positions: int) -> Context:
     )
 
 
-def _attend(q: Array, k: Array, v: Array, *, segments: Array | None, causal: bool, window: int | None) -> Array:
+def _attend(q: Array, k: Array, v: Array, *, segments: Array | None, causal: bool, window: int | None = None) -> Array:
     return blockwise_attention(q, k, v, segments_q=segments, segments_k=segments, causal=causal, window=window)
 
 

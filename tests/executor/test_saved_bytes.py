@@ -23,7 +23,7 @@ ATTENTION = 4 * ROWS * POSITIONS * 8 * (6 + 1)  # its result, and the log of eac
 ROTARY = 2 * 4 * 3  # constant frequencies, for queries and keys
 BYTES = {
     "none": 101_632,
-    "dots": 38_952,
+    "dots": 38_944,
     "full": FULL,
     "named:attention": FULL + ATTENTION + ROTARY,
     "named:attention,mlp": FULL + ATTENTION + ROTARY + 4 * ROWS * POSITIONS * MLP,

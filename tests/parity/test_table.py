@@ -8,7 +8,7 @@ import pytest
 from experiments.parity_table import CASES, MICROBATCHES, ZERO, cells
 from jaxpar import Plan
 from models.llama import LlamaConfig
-from tests.parity.pairwise import pairs, pairwise
+from experiments.pairwise import pairs, pairwise
 from tests.parity.references import assert_equals_one_device
 
 # Cases of one model and one set of arrays share a program; a scan is as right with 3 layers as with 8.
