@@ -44,10 +44,10 @@ class Case:
         return program.compile(f"1x{seq}x{self.kind}", jaxpar.token_shapes(1, self.tokens * seq))
 
     def gathered_bytes(self, seq: int) -> int:
-        """What `allgather` holds in a layer's backward: the row's keys and values in the dtype of the compute, their
-        gradients in float32, and one of these once more on its way from blocks to the order of the row."""
+        """What `allgather` holds in a layer's backward: the row's keys and values in the dtype of the compute, and
+        their gradients in float32. XLA may hold one of these once more, on its way from blocks to the order of the row."""
         elements = seq * self.tokens * self.model.num_kv_heads * self.model.head_dim
-        return elements * (2 * (2 if self.precision == "bfloat16" else 4) + 3 * 4)
+        return elements * 2 * (4 + (2 if self.precision == "bfloat16" else 4))
 
 
 def peaks(case: Case, mode: Attention, remat: Remat, sizes: Sequence[int] = SIZES) -> Iterator[tuple[int, int]]:

@@ -25,4 +25,5 @@ def test_gathered_keys_grow_by_their_formula():
     attention is the peak."""
     case = Case(LlamaConfig(256, 2, 64, num_heads=8, num_kv_heads=8, head_dim=8, mlp_dim=128), tokens=512)
     four, eight = (case.compile(seq, "allgather", "full").peak_bytes for seq in (4, 8))
-    assert eight - four == pytest.approx(case.gathered_bytes(8) - case.gathered_bytes(4), rel=0.1)
+    formula = case.gathered_bytes(8) - case.gathered_bytes(4)
+    assert formula <= eight - four <= 1.3 * formula  # one array of float32 more, with some of XLA's optimizations
