@@ -45,7 +45,7 @@ class Case:
 
     def gathered_bytes(self, seq: int) -> int:
         """What `allgather` holds in a layer's backward: the row's keys and values in the dtype of the compute, and
-        their gradients in float32. XLA may hold one of these once more, on its way from blocks to the order of the row."""
+        their gradients in float32. XLA may hold one of these once more, while it leaves the order of blocks."""
         elements = seq * self.tokens * self.model.num_kv_heads * self.model.head_dim
         return elements * 2 * (4 + (2 if self.precision == "bfloat16" else 4))
 
