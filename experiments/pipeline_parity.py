@@ -10,29 +10,16 @@ changed meanwhile.
 import argparse
 import json
 import sys
-import time
 from collections.abc import Iterable
-from dataclasses import asdict, replace
-from functools import lru_cache
+from dataclasses import asdict
 from pathlib import Path
 
 from experiments.parity import measure_all  # first: it sets what jax reads when it is imported
 
 # ruff: isort: split
-import jax
-import numpy as np
-import optax
-
+from experiments.pipeline_measure import Share, share
 from experiments.pipeline_report import report
-from experiments.pipeline_table import CASES, DEVICES_PER_NODE, Cell, cells
-from jaxpar import Plan, PlanError, Program
-from jaxpar.testing import parity
-
-# A cell's largest error as a share of what is allowed; None: the plan was refused.
-Share = float | None
-
-# Seconds in which a plan that cannot be played must be refused.
-SOON = 5.0
+from experiments.pipeline_table import Cell, cells
 
 
 def main() -> None:
@@ -41,8 +28,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes, each of which compiles on its own")
     args = parser.parse_args()
     record = args.output.with_suffix(".jsonl")
-    done = read(record)
-    groups = group(cell for cell in cells() if cell not in done)
+    table = dict.fromkeys(cells())
+    done = {cell: found for cell, found in read(record).items() if cell in table}
+    groups = group(cell for cell in table if cell not in done)
     with record.open("a") as file:
         for i, results in enumerate(measure_all(measure, groups, args.jobs)):
             for cell, share in results:
@@ -64,55 +52,15 @@ def read(record: Path) -> dict[Cell, Share]:
 
 
 def group(todo: Iterable[Cell]) -> list[list[Cell]]:
-    """Cells of one model together: they share the program on one device."""
-    groups: dict[tuple[str, str], list[Cell]] = {}
+    """Few enough that little is lost when it stops; a process works through some groups, and keeps references."""
+    groups: dict[tuple[str, str, str, int], list[Cell]] = {}
     for cell in todo:
-        groups.setdefault((cell.case, cell.schedule), []).append(cell)
+        groups.setdefault((cell.case, cell.schedule, cell.mesh, cell.virtual_stages), []).append(cell)
     return list(groups.values())
 
 
 def measure(group: list[Cell]) -> list[tuple[Cell, Share]]:
     return [(cell, share(cell)) for cell in group]
-
-
-def share(cell: Cell) -> Share:
-    """The largest error over the leaves, as a share of what is allowed; None if the plan was refused, and soon."""
-    started = time.monotonic()
-    try:
-        program = cell.program()
-        devices = jax.devices()[: program.plan.shape.fixed_size()]
-        run = program.on(devices, DEVICES_PER_NODE if program.plan.within_node else None)
-    except PlanError:
-        return None if time.monotonic() - started < SOON else np.inf
-    state, case = run.init(0), CASES[cell.case]
-    found = []
-    for kind in case.kinds:
-        right = reference(cell.case, kind, cell.rows, "float32")
-        here = parity.loss_and_grads_at(run, state, case.make(kind, cell.rows))
-        if case.precision == "float32":
-            found += [d.share for d in parity.distances(*here, *right)]
-        else:
-            alone = reference(cell.case, kind, cell.rows, case.precision)
-            found.append(relative(here[1], right[1]) / (1.1 * relative(alone[1], right[1])))
-    return float(np.max(found))  # NaN wins
-
-
-@lru_cache
-def reference(case: str, kind: str, rows: int, precision: str) -> tuple[float, parity.Gradients]:
-    return parity.run_loss_and_grads(reference_run(case, precision), CASES[case].make(kind, rows))
-
-
-@lru_cache
-def reference_run(case: str, precision: str) -> parity.Run:
-    program = Cell(case, "1f1b", "pipe=2", 1).program()
-    alone = replace(program, plan=Plan("data=1", precision=precision), optimizer=optax.sgd(0.1))  # type: ignore[arg-type]
-    return parity.run_on_enough_devices(alone)
-
-
-def relative(grads: parity.Gradients, expected: parity.Gradients) -> float:
-    """The Euclidean distance of all gradients, as a share of their norm."""
-    difference = sum(float(np.sum((grads[path] - g) ** 2)) for path, g in expected.items())
-    return (difference / sum(float(np.sum(g**2)) for g in expected.values())) ** 0.5
 
 
 if __name__ == "__main__":

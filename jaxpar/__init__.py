@@ -16,7 +16,7 @@ from jaxpar.mesh import make_mesh, simulate
 from jaxpar.model import Context, Stack, Term, named, save, stack
 from jaxpar.parallel.cross_entropy import cross_entropy, cross_entropy_and_z_loss
 from jaxpar.parallel.embedding import embedding_lookup
-from jaxpar.plan import Hybrid, Pipeline, Plan, Zero
+from jaxpar.plan import Capacity, Hybrid, Pipeline, Plan, Zero
 from jaxpar.program import Program
 from jaxpar.run import Run
 from jaxpar.state import TrainState
@@ -26,6 +26,7 @@ __all__ = [
     "TOKENS",
     "BackendError",
     "BatchError",
+    "Capacity",
     "CheckpointError",
     "ConfigError",
     "Context",

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Float, Int, Shaped
 
 from jaxpar.axis_rules import NORM_POSITIONS, AxisRules
-from jaxpar.collectives import axis_size, constrain
+from jaxpar.collectives import axis_size, constrain, psum, vary
 from jaxpar.dropout import keep_mask
 from jaxpar.errors import ModelError
 
@@ -96,7 +96,7 @@ Neighbours = Callable[[Array, int, int], Array]
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("rows", "index", "positions", "segments", "key", "depth"),
-    meta_fields=("train", "attention", "neighbours", "rules", "sites"),
+    meta_fields=("train", "attention", "neighbours", "routing", "rules", "sites"),
 )
 @dataclass(frozen=True)
 class Context:
@@ -117,6 +117,7 @@ class Context:
     train: bool
     attention: Attention
     neighbours: Neighbours
+    routing: Callable[..., Array]
     rules: AxisRules
     sites: Iterator[int]
 
@@ -157,6 +158,37 @@ class Context:
         neighbour is. Raises `PlanError` for a halo longer than a stretch.
         """
         return self.neighbours(x, before, after)
+
+    def route(
+        self,
+        x: Float[Array, "b t d"],
+        expert: Int[Array, "b t k"],
+        weight: Float[Array, "b t k"],
+        experts: int,
+        run: Callable[..., Float[Array, "s f"]],
+    ) -> Float[Array, "b t f"]:
+        """For every token the sum, by `weight`, of what its `k` of so many `experts` make of it.
+
+        `run(rows, each)` is what an expert does to its rows; `each(rows, kernel)` multiplies them by their expert's
+        kernel, of `float[experts, in, out]` with the dims named "experts", ... Experts may be spread over `expert`.
+        Padding (segment 0) is routed nowhere, and gives zeros.
+        """
+        if self.segments is not None:
+            expert = jax.numpy.where(self.segments[..., None] > 0, expert, experts)
+        flat = (a.reshape(-1, a.shape[-1]) for a in (x, expert, weight))
+        return self.routing(*flat, experts, run).reshape(*x.shape[:-1], -1)
+
+    def row_sum[T](self, tree: T) -> T:
+        """Sums over positions that were taken of the local ones, made sums over the whole row.
+
+        Every part of a row then has the whole sum: what is made of it counts `1 / row_parts` on each.
+        """
+        return jax.tree.map(lambda x: vary(psum(x, ("seq",))), tree)
+
+    @property
+    def row_parts(self) -> int:
+        """Into how many parts `seq` splits a row."""
+        return axis_size("seq")
 
     def constrain(self, x: Array, *names: str | None) -> Array:
         """Tells XLA how the dims of an activation lie over `tensor`, by logical names; None: not split.

@@ -66,8 +66,7 @@ def _kept(sizes: tuple[int, ...], owner: Placement) -> Kept | None:
 
 
 def _is_split(owner: Placement, dim: int) -> bool:
-    shared = owner.shared_over_pipe and dim == 0
-    return shared or dim == owner.zero_dim or owner.tensor_spec[dim] is not None
+    return dim in dict(owner.parts) or dim == owner.zero_dim or owner.tensor_spec[dim] is not None
 
 
 def _with_dims(owner: Placement, kept: Kept) -> Placement:
@@ -81,7 +80,7 @@ def _with_dims(owner: Placement, kept: Kept) -> Placement:
         padded=tuple(1 if d is None else owner.padded[d] for d in kept),
         tensor_spec=P(*(None if d is None else owner.tensor_spec[d] for d in kept)),
         zero_dim=kept.index(owner.zero_dim) if owner.zero_dim is not None and owner.zero_dim in kept else None,
-        shared_over_pipe=owner.shared_over_pipe and kept[:1] == (0,),
+        parts=tuple((kept.index(dim), axis) for dim, axis in owner.parts if dim in kept),
     )
 
 

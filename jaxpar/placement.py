@@ -16,9 +16,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpar.axis_rules import AxisRules, next_multiple
-from jaxpar.collectives import live_spec
+from jaxpar.collectives import axis_size, live_spec
 from jaxpar.errors import PlanError
-from jaxpar.mesh import ZERO_AXES, MeshShape, count
+from jaxpar.mesh import MANUAL_AXES, REPLICA_AXES, ZERO_AXES, MeshShape, count
 from jaxpar.pipeline.layers import StageLayers
 from jaxpar.plan import Plan
 from jaxpar.structure import ParamInfo, Params, Structure
@@ -36,10 +36,11 @@ class Placement:
     Attributes:
       padded: sizes of the dims as stored.
       tensor_spec: which dims are split over `tensor`; nothing else.
-      zero_dim: the dim that ZeRO splits over `ZERO_AXES`; None: replicated over them.
+      zero_dim: the dim that ZeRO splits over `zero_axes`; None: replicated over them.
       reduce_dtype: what the gradient is summed in over devices.
       layers: where a stack's layers lie; None: a parameter outside the stacks.
-      shared_over_pipe: the vocabulary, dim 0, is split over the stages as well, see `parallel.vocabulary`.
+      parts: which dims are split over another manual axis, of which the model is handed its part: experts over
+        `expert`, the vocabulary over `pipe` (see `parallel.vocabulary`).
       notes: what a person should know, e.g. that the parameter is replicated although its rule names an axis.
     """
 
@@ -51,7 +52,32 @@ class Placement:
     reduce_dtype: str
     notes: tuple[str, ...] = ()
     layers: StageLayers | None = None
-    shared_over_pipe: bool = False
+    parts: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def zero_axes(self) -> tuple[str, ...]:
+        """What ZeRO shards over: where the parameter would be replicated."""
+        return tuple(axis for axis in ZERO_AXES if axis not in self._part_axes)
+
+    @property
+    def replica_axes(self) -> tuple[str, ...]:
+        """What the gradient is summed over."""
+        return tuple(axis for axis in REPLICA_AXES if axis not in self._part_axes)
+
+    @property
+    def shared_over_pipe(self) -> bool:
+        return "pipe" in self._part_axes
+
+    @property
+    def _part_axes(self) -> tuple[str, ...]:
+        return tuple(axis for _, axis in self.parts)
+
+    def local(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Of dims of these sizes, what the model is handed on one device: its part, which is never cut short."""
+        found = list(sizes)
+        for dim, axis in self.parts:
+            found[dim] = self.padded[dim] // axis_size(axis)
+        return tuple(found)
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -87,10 +113,10 @@ class Placement:
 
     def _spec(self, sharded: bool, manual_only: bool) -> P:
         dims: list[Any] = [None] * len(self.padded) if manual_only else list(self.tensor_spec)
-        if self.shared_over_pipe:
-            dims[0] = "pipe" if manual_only else ("pipe", self.tensor_spec[0]) if self.tensor_spec[0] else "pipe"
+        for dim, axis in self.parts:
+            dims[dim] = axis if manual_only or self.tensor_spec[dim] is None else (axis, self.tensor_spec[dim])
         if sharded and self.zero_dim is not None:
-            dims[self.zero_dim] = ZERO_AXES
+            dims[self.zero_dim] = self.zero_axes
         return P(*(STACK_SPEC if self.info.stack else ()), *dims)
 
     def param_spec(self, manual_only: bool = False) -> P:
@@ -138,8 +164,8 @@ def _slice_problems(structure: Structure, rules: AxisRules, shape: MeshShape) ->
         other = alike.setdefault(rows, info)
         if other.dims[0] != info.dims[0]:
             found.append(
-                f"on {stages} stages the vocabularies of {path} ({info.dims[0]}) and {other.path} ({other.dims[0]}) are "
-                f"both cut into slices of {rows} rows, which cannot be told apart; make one of them larger, e.g. "
+                f"on {stages} stages the vocabularies of {other.path} ({other.dims[0]}) and {path} ({info.dims[0]}) "
+                f"are both cut into slices of {rows} rows, which cannot be told apart; make one of them larger, e.g. "
                 f"{stages * rows + 1}"
             )
     return found
@@ -167,17 +193,18 @@ def _dim_problems(info: ParamInfo, rules: AxisRules, shape: MeshShape) -> list[s
 
 def _place_one(info: ParamInfo, plan: Plan, mesh: Mesh, layers: StageLayers | None) -> Placement:
     padded, spec, notes = list(info.dims), [], []
-    shared = mesh.shape["pipe"] > 1 and _is_table(info)
+    parts = _parts(info, plan, mesh)
     for dim, (name, size) in enumerate(zip(info.names, info.dims, strict=True)):
         axis = plan.rules.axis(name)
+        axis = None if axis in MANUAL_AXES else axis
         shards = 1 if axis is None else mesh.shape[axis]
         if size % shards and plan.rules.uneven.get(str(name)) == "replicate":
             notes.append(f"{name}={size} < {axis}={shards}: replicated over {axis}, each copy {shards // size} times")
             axis, shards = None, 1
-        padded[dim] = next_multiple(size, shards * (mesh.shape["pipe"] if shared and dim == 0 else 1))
+        padded[dim] = next_multiple(size, shards * (mesh.shape[parts[dim]] if dim in parts else 1))
         spec.append(axis)
-    zero_shards = count(mesh, ZERO_AXES)
-    taken = [True if shared and dim == 0 else axis is not None for dim, axis in enumerate(spec)]
+    zero_shards = count(mesh, [axis for axis in ZERO_AXES if axis not in parts.values()])
+    taken = [dim in parts or axis is not None for dim, axis in enumerate(spec)]
     zero_dim = _zero_dim(padded, taken, zero_shards) if plan.zero else None
     if zero_dim is not None:
         padded[zero_dim] = next_multiple(padded[zero_dim], zero_shards)
@@ -188,8 +215,24 @@ def _place_one(info: ParamInfo, plan: Plan, mesh: Mesh, layers: StageLayers | No
     if tuple(padded) != info.dims:
         notes.append(f"stored padded: {info.dims} as {tuple(padded)}")
     return Placement(
-        info, tuple(padded), P(*spec), zero_dim, plan.zero, plan.reduce_dtype, tuple(notes), layers, shared
+        info,
+        tuple(padded),
+        P(*spec),
+        zero_dim,
+        plan.zero,
+        plan.reduce_dtype,
+        tuple(notes),
+        layers,
+        tuple(parts.items()),
     )
+
+
+def _parts(info: ParamInfo, plan: Plan, mesh: Mesh) -> dict[int, str]:
+    """Which dims are split over another manual axis than ZeRO's, and over which."""
+    found = {d: axis for d, name in enumerate(info.names) if (axis := plan.rules.axis(name)) in MANUAL_AXES}
+    if _is_table(info):
+        found[0] = "pipe"
+    return {dim: axis for dim, axis in found.items() if axis is not None and mesh.shape[axis] > 1}
 
 
 def _zero_dim(sizes: list[int], taken: list[bool], shards: int) -> int | None:

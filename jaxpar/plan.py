@@ -19,13 +19,11 @@ Precision = Literal["float32", "bfloat16", "fp8"]
 ParamDtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "dots", "full"]
 Attention = Literal["ring", "ulysses", "allgather"]
+Experts = Literal["dropless", "capacity"]
 Offload = Literal["optimizer", "activations"]
 
 # In front of the names that a layer saves, with commas between them.
 NAMED = "named:"
-
-# Axes that a mesh already has and no strategy uses yet.
-_SIZE_ONE_AXES = ("expert",)
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,13 @@ class Zero:
 
     stage: int
     within_node: bool = False
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Experts take at most `factor` times an equal share of a device's pairs (token, expert); the rest is dropped."""
+
+    factor: float
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,8 @@ class Plan:
       fill: zero-bubble schedules play weights' gradients where a stage would wait.
       attention: how positions split over `seq` attend to each other: `ring` sends keys round, `ulysses` trades
         positions for heads, `allgather` gathers keys. `Hybrid(ulysses=2)`, Ulysses inside a ring, sets the next field.
+      experts: `dropless` routes every token to all its experts; `Capacity(1.25)` drops by rule, and sets `capacity`.
+      capacity: how many times its equal share an expert takes.
       ulysses: how many neighbours on `seq` trade positions for heads inside a ring.
       remat: what a layer saves for its backward: `none` recomputes nothing, `dots` keeps matmul results, `full` keeps
         the layer's input alone, `named:attention,mlp` the input and what the model calls so: its own `jaxpar.save`,
@@ -101,6 +108,8 @@ class Plan:
     fill: bool = False
     attention: Attention = "ring"
     ulysses: int = 1
+    experts: Experts = "dropless"
+    capacity: float | None = None
     reduce_dtype: ParamDtype = "float32"
     offload: tuple[Offload, ...] = ()
 
@@ -111,6 +120,9 @@ class Plan:
             object.__setattr__(self, "zero", self.zero.stage)
         if isinstance(self.offload, list):  # as JSON gives it back
             object.__setattr__(self, "offload", tuple(self.offload))
+        if isinstance(self.experts, Capacity):
+            object.__setattr__(self, "capacity", self.experts.factor)
+            object.__setattr__(self, "experts", "capacity")
         if isinstance(self.attention, Hybrid):
             object.__setattr__(self, "ulysses", self.attention.ulysses)
             object.__setattr__(self, "attention", "ring")
@@ -138,18 +150,17 @@ class Plan:
             ("precision", self.precision, get_args(Precision)),
             ("param_dtype", self.param_dtype, get_args(ParamDtype)),
             ("attention", self.attention, get_args(Attention)),
+            ("experts", self.experts, get_args(Experts)),
             ("remat", self.remat, (*get_args(Remat), f"{NAMED}<name>,<name>")),
             ("reduce_dtype", self.reduce_dtype, get_args(ParamDtype)),
         ):
             if value not in legal and not (name == "remat" and self.saved_names):
                 found.append(f"{name}={value!r}: needs one of {', '.join(legal)}")
         found += self._offload_problems()
-        for axis in _SIZE_ONE_AXES:
-            if self.shape.sizes[axis] != 1:
-                found.append(
-                    f"mesh '{self.mesh}': axis {axis!r} needs size 1, found {self.shape.sizes[axis]}; "
-                    f"this version has no {axis} parallelism: use data, pipe, tensor and seq"
-                )
+        if (self.experts == "capacity") != (self.capacity is not None):
+            found.append(f"experts={self.experts!r}, capacity={self.capacity}: write experts=Capacity(1.25)")
+        if self.capacity is not None and not self.capacity > 0:
+            found.append(f"capacity={self.capacity}: needs a number above 0")
         return found + self._pipeline_problems() + self._sequence_problems()
 
     def _sequence_problems(self) -> list[str]:

@@ -21,10 +21,11 @@ from jaxpar.executor.float8 import Layer, in_float8
 from jaxpar.executor.layer import LayerGradient, Totals, apply_layer
 from jaxpar.executor.player import Player
 from jaxpar.executor.weights import StackWeights, zeros
-from jaxpar.mesh import MANUAL_AXES, REPLICA_AXES, ROW_AXES, ZERO_AXES, count
+from jaxpar.mesh import MANUAL_AXES, REPLICA_AXES, ROW_AXES
 from jaxpar.model import Context, Term
 from jaxpar.parallel import zero
 from jaxpar.parallel.attention import attend_on_tensor_shards
+from jaxpar.parallel.expert import Route
 from jaxpar.parallel.halo import Halo
 from jaxpar.parallel.sequence import SequenceLayout
 from jaxpar.parallel.sequence_attention import attend_over_sequence
@@ -127,7 +128,7 @@ class Region:
         contexts = self._context(batches, split_rows, key, train=True)
         table = lower(self.plan.schedule(self._stages, len(self.structure.stacks)))
         player = Player(table, ends, self._chunks(params), batches, contexts, scales)
-        start = zeros(self.placements, count(self.mesh, ZERO_AXES))
+        start = zeros(self.placements)
         by_lane = [{path: start[path] for path in self.structure.stack_params(s)} for s in self.structure.stacks]
         totals, grads, outer = player.play(_zero_totals(terms), by_lane, {path: start[path] for path in self._outer})
         self._check_saved(player)
@@ -252,6 +253,7 @@ class Region:
             train=train,
             attention=Attend(self._sequence, self.mesh.shape["tensor"]),
             neighbours=Halo(self._sequence, self.plan.fill),
+            routing=Route(self.mesh.shape["expert"], self.plan.capacity),
             rules=self.plan.rules,
             sites=itertools.count(),
         )

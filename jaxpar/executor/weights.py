@@ -46,7 +46,9 @@ class StackWeights:
 
     def stand_in(self) -> Params:
         """Of the weights' shapes, for what does not read them."""
-        return {path: collectives.vary(jnp.zeros(p.info.dims, self.dtype)) for path, p in self.placements.items()}
+        return {
+            path: collectives.vary(jnp.zeros(p.local(p.info.dims), self.dtype)) for path, p in self.placements.items()
+        }
 
     def hold(self) -> Params:
         """What is carried between loops, at the start: the first layer's weights, if they are fetched ahead."""
@@ -57,7 +59,7 @@ class StackWeights:
         if not self.behind:
             return {}
         return {
-            path: collectives.vary(jnp.zeros(p.info.dims, self.dtype or p.info.dtype))
+            path: collectives.vary(jnp.zeros(p.local(p.info.dims), self.dtype or p.info.dtype))
             for path, p in self.placements.items()
         }
 
@@ -74,11 +76,11 @@ class StackWeights:
         return {path: put(path, acc) for path, acc in total.items()}
 
 
-def zeros(placements: Mapping[str, Placement], shards: int) -> Params:
+def zeros(placements: Mapping[str, Placement]) -> Params:
     """Accumulators for every parameter, float32, as `zero.scatter` returns them, a stack's places in front."""
 
     def make(p: Placement) -> Array:
-        acc = collectives.vary(jnp.zeros(zero.accumulator_shape(p, shards), jnp.float32))
+        acc = collectives.vary(jnp.zeros(zero.accumulator_shape(p), jnp.float32))
         return collectives.constrain(acc, collectives.behind(len(p.local_lead), p.tensor_spec))
 
     return {path: make(p) for path, p in placements.items()}

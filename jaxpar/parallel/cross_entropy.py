@@ -76,6 +76,8 @@ def _options(kernel, targets, chunk: int, smoothing: float):  # type: ignore[no-
 
 
 def _by_token(x, kernel, targets, weights):  # type: ignore[no-untyped-def]
+    # Weights that the model makes itself are the same everywhere; their gradients are not.
+    x, weights = vary((x, weights))
     return x.reshape(targets.size, -1), kernel, targets.reshape(-1), weights.reshape(-1)
 
 

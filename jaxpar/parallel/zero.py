@@ -13,13 +13,14 @@ those over devices, not those over microbatches, are bfloat16 if the plan's `red
 """
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
 from jaxpar import collectives
-from jaxpar.mesh import REPLICA, REPLICA_AXES, ZERO_AXES
+from jaxpar.mesh import REPLICA
 from jaxpar.placement import Placement, pad, unpad
 from jaxpar.structure import Params
 
@@ -39,10 +40,8 @@ def _fetch_one(x: Array, placement: Placement, dtype: Any) -> Array:
         x = x.astype(dtype)
     if placement.gathers:
         assert placement.zero_dim is not None
-        x = collectives.all_gather(x, ZERO_AXES, placement.zero_dim, placement.tensor_spec)
-    if placement.shared_over_pipe:
-        return unpad(x, (x.shape[0], *placement.info.dims[1:]))
-    return unpad(x, placement.info.dims)
+        x = collectives.all_gather(x, placement.zero_axes, placement.zero_dim, placement.tensor_spec)
+    return unpad(x, placement.local(placement.info.dims))
 
 
 def scatter(grads: Params, placements: Placements) -> Params:
@@ -51,8 +50,7 @@ def scatter(grads: Params, placements: Placements) -> Params:
 
 
 def _scatter_one(grad: Array, placement: Placement) -> Array:
-    sizes = placement.padded if not placement.shared_over_pipe else (grad.shape[0], *placement.padded[1:])
-    grad = pad(grad.astype(jnp.float32), sizes)
+    grad = pad(grad.astype(jnp.float32), placement.local(placement.padded))
     if placement.scatters_each_microbatch:
         return _reduce_scatter(grad, placement)
     return collectives.constrain(grad, placement.tensor_spec)
@@ -61,17 +59,15 @@ def _scatter_one(grad: Array, placement: Placement) -> Array:
 def _reduce_scatter(grad: Array, placement: Placement, lead: int = 0) -> Array:
     assert placement.zero_dim is not None
     spec = collectives.behind(lead, placement.tensor_spec)
-    return collectives.psum_scatter(grad, ZERO_AXES, lead + placement.zero_dim, spec, placement.reduce_dtype)
+    return collectives.psum_scatter(grad, placement.zero_axes, lead + placement.zero_dim, spec, placement.reduce_dtype)
 
 
-def accumulator_shape(placement: Placement, shards: int) -> tuple[int, ...]:
+def accumulator_shape(placement: Placement) -> tuple[int, ...]:
     """Local shape (over the manual axes) of what `scatter` returns, a stack's places in front."""
-    sizes = list(placement.padded)
-    if placement.shared_over_pipe:
-        sizes[0] //= collectives.axis_size("pipe")
+    sizes = list(placement.local(placement.padded))
     if placement.scatters_each_microbatch:
         assert placement.zero_dim is not None
-        sizes[placement.zero_dim] //= shards
+        sizes[placement.zero_dim] //= prod(collectives.axis_size(axis) for axis in placement.zero_axes)
     return (*placement.local_lead, *sizes)
 
 
@@ -83,7 +79,7 @@ def finish(grads: Params, placements: Placements) -> Params:
 def _finish_one(grad: Array, placement: Placement) -> Array:
     lead = len(placement.local_lead)
     if not placement.scatters:
-        grad = _all_reduce(grad, placement, lead, REPLICA_AXES)
+        grad = _all_reduce(grad, placement, lead, placement.replica_axes)
     elif not placement.scatters_each_microbatch:
         grad = _reduce_scatter(grad, placement, lead)
     if placement.scatters:

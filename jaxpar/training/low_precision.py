@@ -73,9 +73,7 @@ def stochastic_rounding(inner: optax.GradientTransformation, seed: int = 0) -> o
     def update(
         updates: Any, state: RoundingState, params: Params, *, layer_depths: Depths | None = None, **extra: Any
     ) -> tuple[Any, RoundingState]:
-        updates, inner_state = inner.update(
-            updates, state.inner, _float32(params), layer_depths=layer_depths, **extra
-        )
+        updates, inner_state = inner.update(updates, state.inner, _float32(params), layer_depths=layer_depths, **extra)
         depths = layer_depths or {}
         low = _float32(_low(params))
         exact = optax.apply_updates(low, _part(updates, low))

@@ -17,6 +17,7 @@ from jaxtyping import Int
 from jaxpar.errors import ModelError
 from jaxpar.model import Context
 from jaxpar.parallel.attention import blockwise_attention
+from jaxpar.parallel.expert import Route
 from jaxpar.parallel.halo import Halo
 from jaxpar.plan import Plan
 from jaxpar.training.average import to_averaged
@@ -42,6 +43,7 @@ def one_device_context(rows: int, positions: int) -> Context:
         train=False,
         attention=_attend,
         neighbours=Halo(),
+        routing=Route(),
         rules=Plan().rules,
         sites=itertools.count(),
     )

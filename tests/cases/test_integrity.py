@@ -5,12 +5,17 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import jaxpar
+from experiments.parity_table import make_batch
 from jaxpar.errors import TrainingError
+from jaxpar.testing import run_on_enough_devices
 from jaxpar.training.callbacks import Callback
 from jaxpar.training.guard import Guard, Replicas, fingerprint
 from jaxpar.training.trainer import train
+from models.llama import LlamaConfig
 from tests.training.tiny import make_data, make_run
 
 LEAF = "blocks.mlp_norm.scale"  # replicated over data and tensor
@@ -80,6 +85,22 @@ def test_fifty_clean_steps_raise_no_alarm(zero):
     run, costs = make_run("data=4,tensor=2", zero=zero), Costs()
     train(run, run.init(), make_data(), 50, [Guard(every=1), costs])
     assert costs.checks == 50
+
+
+def test_in_a_pipeline_copies_lie_over_the_axes_that_do_not_hold_stages():
+    """Otherwise the stages' own layers would be alarms, or the norm that all stages keep would be left out."""
+    config = LlamaConfig(31, 3, 16, num_heads=2, num_kv_heads=1, head_dim=8, mlp_dim=16)
+    plan = jaxpar.Plan("data=2,pipe=2,tensor=2", microbatches=2)
+    run = run_on_enough_devices(jaxpar.Program(config.build, optax.adamw(1e-2), plan))
+    replicas, state = Replicas(run), run.init()
+    assert replicas.axes[f"params/{LEAF}"] == ("data", "tensor")
+    assert replicas.axes["params/norm.scale"] == ("data", "pipe", "tensor")
+    assert replicas.axes["params/embedding"] == ("data",)
+    for _ in range(2):
+        state, _ = run.step(state, run.put(make_batch("uneven", 8, 31, 8)))
+        assert replicas.differences(state) == []
+    found = replicas.differences(with_flip(state, LEAF, 6))
+    assert found == [f"params/{LEAF}: device 6 (process 0, cpu) holds other bits than devices 4, 5, 7"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])

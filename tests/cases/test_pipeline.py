@@ -116,7 +116,7 @@ def test_layers_that_divide_unevenly_are_all_there_once(layers, stages):
     (held,) = {p.layers for p in run.placements.values() if p.layers is not None}
     by_stage = [[depth for depth in held.depths(stage)[0] if depth >= 0] for stage in range(stages)]
     assert [len(depths) for depths in by_stage] == CUTS[layers, stages]
-    assert sum(by_stage, []) == list(range(layers))
+    assert [depth for depths in by_stage for depth in depths] == list(range(layers))
     sizes = {path: prod(x.shape) for path, x in run.abstract_logical_state.params.items()}
     alone = on(Plan("data=1"), replace(CONFIG, num_layers=layers)).abstract_logical_state.params
     assert sizes == {path: prod(x.shape) for path, x in alone.items()}

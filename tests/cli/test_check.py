@@ -63,6 +63,14 @@ def test_a_model_that_follows_the_protocol_passes(model, capsys):
     assert "data=4 zero=0  equal, loss" in out and "every plan equals one device" in out
 
 
+def test_a_pipeline_is_checked_like_any_mesh(model, capsys):
+    """Otherwise a model is never held against what it is trained with; on 3 stages it has too few layers."""
+    arguments = ["--meshes", "pipe=2", "data=2,pipe=2", "pipe=3", "--zero", "1", "--microbatches", "2"]
+    assert main(["check", "checked_model:build", *arguments]) == 1
+    out = capsys.readouterr().out
+    assert out.count("equal, loss") == 2 and "pipe=3 zero=1" in out and "has 2 layers for 3 stages" in out
+
+
 def test_a_model_that_mixes_rows_and_a_mesh_that_is_not_legal_fail(model, capsys):
     """Otherwise a check would pass whatever the model does."""
     arguments = ["checked_model:leaky", "--meshes", "data=4", "data=3", "--zero", "0"]

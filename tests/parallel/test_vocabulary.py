@@ -134,6 +134,6 @@ def test_a_table_with_the_mesh_axis_itself_is_whole_on_every_stage(mesh):
 
 def test_two_vocabularies_whose_slices_are_alike_are_refused():
     """Otherwise the rows of one are counted as those of the other: 13 and 14 on two stages are both slices of 7."""
-    with pytest.raises(PlanError, match=r"table \(13\) and out \(14\) are both cut into slices of 7 rows"):
+    with pytest.raises(PlanError, match=r"out \(14\) and table \(13\) are both cut into slices of 7 rows"):
         lower(program(scored=14))
     assert_parity(program(scored=15), batch())

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.pairwise import pairs, pairwise
 from experiments.parity_table import CASES, MICROBATCHES, ZERO, cells
 from jaxpar import Plan
 from models.llama import LlamaConfig
-from experiments.pairwise import pairs, pairwise
 from tests.parity.references import assert_equals_one_device
 
 # Cases of one model and one set of arrays share a program; a scan is as right with 3 layers as with 8.

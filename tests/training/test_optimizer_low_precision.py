@@ -11,10 +11,15 @@ import pytest
 from experiments.parity_table import TOY, make_batch
 from jaxpar import Plan, Program
 from jaxpar.errors import ConfigError
+from jaxpar.executor import step
+from jaxpar.placement import to_storage
 from jaxpar.structure import inspect_model
 from jaxpar.testing import run_on_enough_devices
+from jaxpar.training.groups import ParameterGroup
 from jaxpar.training.low_precision import float32_master, round_at_random, stochastic_rounding
 from jaxpar.training.optimizer import OptimizerConfig
+from models.llama import LlamaConfig
+from tests.training.updates import drawn
 
 SMALL = optax.sgd(1.0)
 PARAMS = {"low": jnp.ones((64, 64), jnp.bfloat16), "full": jnp.ones(3, jnp.float32)}
@@ -91,8 +96,8 @@ def params_after(mesh: str, zero: int, low_precision: str, steps: int = 3):
     run = run_on_enough_devices(Program(TOY.build, config.build(inspect_model(TOY.build).params, steps), plan))
     state = run.init(0)
     assert {x.dtype for x in state.params.values()} == {np.dtype(jnp.bfloat16)}
-    for step in range(steps):
-        state, metrics = run.step(state, run.put(make_batch("uneven", 8, TOY.vocab_size, seed=step)))
+    for seed in range(steps):
+        state, metrics = run.step(state, run.put(make_batch("uneven", 8, TOY.vocab_size, seed=seed)))
     return float(metrics["loss"]), jax.device_get(run.to_logical(state).params)
 
 
@@ -107,3 +112,49 @@ def test_bfloat16_parameters_round_on_every_mesh_as_on_one_device(low_precision)
     assert loss == pytest.approx(expected, rel=1e-5)
     pairs = [(np.asarray(found[path], np.float32), np.asarray(x, np.float32)) for path, x in want.items()]
     assert np.mean(np.concatenate([(a != b).ravel() for a, b in pairs])) < 1e-2
+
+
+CONFIG = LlamaConfig(61, 7, 16, num_heads=4, num_kv_heads=2, head_dim=4, mlp_dim=32)
+PIPELINES = {
+    # With padding in front of layers; behind them, places would be depths.
+    "uneven": {"mesh": "pipe=2", "stage_layers": (2, 5)},
+    "interleaved": {
+        "mesh": "pipe=2",
+        "pipeline": "interleaved",
+        "virtual_stages": 2,
+        "stage_layers": (1, 3, 1, 2),
+    },
+    "zero_bubble_v": {"mesh": "data=2,pipe=2", "pipeline": "zero_bubble_v", "zero": 3},
+}
+
+
+def updated(plan: Plan):
+    """Two updates from the same bfloat16 parameters and float32 gradients, as a step makes them."""
+    params = inspect_model(CONFIG.build).params
+    groups = (ParameterGroup("blocks.attention.*", frozen=True),)
+    optimizer = OptimizerConfig("sgd", 0.3, warmup_steps=0, low_precision="stochastic", groups=groups)
+    run = run_on_enough_devices(Program(CONFIG.build, optimizer.build(params, 2), plan))
+    start = {path: x.astype(jnp.bfloat16) for path, x in drawn(params, 0).items()}
+    grads = run.layout.view(to_storage({p: jnp.float32(g) for p, g in drawn(params, 1).items()}, run.placements))
+
+    def both():
+        now = to_storage({path: jnp.asarray(x) for path, x in start.items()}, run.placements)
+        state = run.layout.store_opt(run.optimizer.init(run.layout.view(now)))
+        for _ in range(2):
+            now, state = step._update(run.layout, run.optimizer, now, state, grads)
+        return now
+
+    return jax.device_get(run.logical_params(jax.jit(both)()))
+
+
+@pytest.fixture(scope="module")
+def rounded():
+    return updated(Plan("data=1", param_dtype="bfloat16"))
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES.values(), ids=PIPELINES)
+def test_any_pipeline_rounds_as_one_device_bit_for_bit(pipeline, rounded):
+    """Otherwise random bits follow the place where a stage stores a layer, and not the layer."""
+    found = updated(Plan(**pipeline, param_dtype="bfloat16"))
+    for path, x in rounded.items():
+        assert found[path].tobytes() == x.tobytes(), path

@@ -63,6 +63,13 @@ def test_muon_of_stacked_sharded_layers_is_that_of_each_matrix(zero, expected):
     assert_equal(unstacked(trajectory(run, START, GRADIENTS)[-1]), expected, 1e-10)
 
 
+def test_muon_of_layers_on_uneven_stages_is_that_of_each_matrix(expected):
+    """Otherwise a place without a layer is a matrix to Muon: nothing divided by nothing."""
+    optimizer = optax.chain(muon(PARAMS, 0.9, 0.95), optax.scale(-0.1))
+    run = run_on_enough_devices(Program(CONFIG.build, optimizer, Plan("data=2,pipe=2", zero=3)))
+    assert_equal(unstacked(trajectory(run, START, GRADIENTS)[-1]), expected, 1e-10)
+
+
 def test_dimension_numbers_follow_names_and_leave_tables_scales_and_biases_to_adam():
     """Otherwise an embedding is orthogonalised, or a bias over heads taken for a matrix."""
     numbers = muon_weight_dimension_numbers(PARAMS)

@@ -1,0 +1,149 @@
+"""Matrix products of groups of rows, each with its own kernel: the matmuls of a mixture of experts.
+
+Rows are sorted by group, and each group is filled up to whole tiles, so that a tile has one kernel. Compiled work is
+that of the tiles, whatever the number of experts; `lax.ragged_dot` is dense work for every expert on CPU and, outside
+of Pallas, on GPU. Backward the gradient of each kernel is added up in place, tile by tile.
+
+Letters: N rows, S rows of all tiles, T rows of a tile, E groups, D and F features.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Float, Int
+
+from jaxpar.collectives import vary
+
+TILE = 128
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Tiles:
+    """How rows lie in tiles.
+
+    Attributes:
+      source: int32[S], the row that lies in each place; N, past the end, where a tile is not full.
+      place: int32[N], where each row lies; S, past the end, for a row of no group.
+      group: int32[tiles], the group of each tile.
+    """
+
+    source: Int[Array, " S"]
+    place: Int[Array, " N"]
+    group: Int[Array, " tiles"]
+
+
+def tile_size(rows: int, groups: int) -> int:
+    """Rows of a tile: as many as keep what is not filled below a tenth of the rows, on average; at least 8."""
+    return max(8, min(TILE, rows // (5 * groups) // 8 * 8))
+
+
+def tile_count(rows: int, groups: int) -> int:
+    """How many tiles hold so many rows, however they are spread over the groups."""
+    return -(-rows // tile_size(rows, groups)) + groups
+
+
+def tiles(group: Int[Array, " N"], groups: int) -> Tiles:
+    """Sorts rows of these groups into tiles; rows of group `groups` or more lie in none."""
+    rows = group.shape[0]
+    size = tile_size(rows, groups)
+    count = tile_count(rows, groups)
+    order = jnp.argsort(group, stable=True).astype(jnp.int32)
+    sizes = jnp.sum(group[:, None] == jnp.arange(groups)[None, :], axis=0, dtype=jnp.int32)
+    ends = jnp.cumsum(-(-sizes // size))
+    past = jnp.sum(ends[None, :] <= jnp.arange(count)[:, None], axis=1, dtype=jnp.int32)
+    tile_group = jnp.minimum(past, groups - 1)
+    first_place = (ends - -(-sizes // size)) * size
+    first_row = jnp.cumsum(sizes) - sizes
+    within = jnp.arange(count * size) - jnp.repeat(first_place[tile_group], size)
+    of_place = jnp.repeat(tile_group, size)
+    filled = (within >= 0) & (within < sizes[of_place]) & (jnp.arange(count * size) < ends[-1] * size)
+    source = jnp.where(filled, order.at[first_row[of_place] + within].get(mode="fill", fill_value=rows), rows)
+    rank = jnp.zeros(rows, jnp.int32).at[order].set(jnp.arange(rows, dtype=jnp.int32))
+    own = jnp.minimum(group, groups - 1)
+    place = jnp.where(group < groups, first_place[own] + rank - first_row[own], count * size)
+    return Tiles(source.astype(jnp.int32), place.astype(jnp.int32), tile_group)
+
+
+def permuted(x: Float[Array, "n d"], index: Int[Array, " m"], inverse: Int[Array, " n k"]) -> Float[Array, "m d"]:
+    """`x[index]`, zeros past its end, where row `n` of `x` goes to the places `inverse[n]` and no other.
+
+    Its gradient is a gather too: a scatter would take the rows one by one.
+    """
+    return _permuted(x, index, inverse)
+
+
+@jax.custom_vjp
+def _permuted(x, index, inverse):  # type: ignore[no-untyped-def]
+    return take(x, index)
+
+
+def _permuted_bwd(inverse, g):  # type: ignore[no-untyped-def]
+    parts = take(g, inverse.reshape(-1)).reshape(*inverse.shape, -1)
+    return jnp.sum(parts, axis=1, dtype=jnp.float32).astype(g.dtype), None, None
+
+
+_permuted.defvjp(lambda x, index, inverse: (take(x, index), inverse), _permuted_bwd)
+
+
+def take(x: Array, index: Array) -> Array:
+    """Rows of `x`; zeros past its end."""
+    return x.at[index].get(mode="fill", fill_value=0)
+
+
+def grouped_matmul(
+    x: Float[Array, "S D"], kernel: Float[Array, "E D F"], group: Int[Array, " tiles"]
+) -> Float[Array, "S F"]:
+    """`x[s] @ kernel[group of s's tile]`, summed in float32, in the dtype of `x`."""
+    return _matmul(x, kernel, group)
+
+
+@jax.custom_vjp
+def _matmul(x, kernel, group):  # type: ignore[no-untyped-def]
+    return _by_tile("td,df->tf", x, kernel, group)
+
+
+def _matmul_fwd(x, kernel, group):  # type: ignore[no-untyped-def]
+    return _matmul(x, kernel, group), (x, kernel, group)
+
+
+def _matmul_bwd(saved, dy):  # type: ignore[no-untyped-def]
+    x, kernel, group = saved
+    dx = _by_tile("tf,df->td", dy, kernel, group)
+    return dx.astype(x.dtype), _kernel_gradient(x, dy, group, kernel.shape).astype(kernel.dtype), None
+
+
+_matmul.defvjp(_matmul_fwd, _matmul_bwd)
+
+
+def _by_tile(spec: str, x, kernel, group):  # type: ignore[no-untyped-def]
+    tiles_of_x = x.reshape(group.shape[0], -1, x.shape[1])
+
+    def tile(_, inputs):  # type: ignore[no-untyped-def]
+        rows, g = inputs
+        return None, _dot(spec, rows, _kernel(kernel, g)).astype(x.dtype)
+
+    _, tiles_of_y = lax.scan(tile, None, (tiles_of_x, group))
+    return tiles_of_y.reshape(x.shape[0], -1)
+
+
+def _kernel_gradient(x, dy, group, shape):  # type: ignore[no-untyped-def]
+    x_PTD, dy_PTF = (a.reshape(group.shape[0], -1, a.shape[1]) for a in (x, dy))
+
+    def tile(total, inputs):  # type: ignore[no-untyped-def]
+        x_TD, dy_TF, g = inputs
+        new = _kernel(total, g) + _dot("td,tf->df", x_TD, dy_TF)
+        return lax.dynamic_update_index_in_dim(total, new, g, 0), None
+
+    start = vary(jnp.zeros(shape, jnp.float32))
+    return lax.scan(tile, start, (x_PTD, dy_PTF, group))[0]
+
+
+def _kernel(kernel, group):  # type: ignore[no-untyped-def]
+    return lax.dynamic_index_in_dim(kernel, group, 0, keepdims=False)
+
+
+def _dot(spec: str, a, b):  # type: ignore[no-untyped-def]
+    return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)

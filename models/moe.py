@@ -1,0 +1,214 @@
+"""A decoder whose layers are mixtures of experts, after Mixtral, Qwen3-MoE and DeepSeek. Single-device code.
+
+Letters: B rows, T positions, D embed, E experts, K experts of a token, F mlp of an expert, V vocabulary.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float, Int
+
+import jaxpar
+from models.layers import RMSNorm, normed, residual
+from models.llama import MLP, Attention, Block, LlamaConfig
+
+Router = Literal["softmax", "topk_softmax", "sigmoid"]
+
+_kernel = nnx.initializers.lecun_normal(in_axis=-2, out_axis=-1, batch_axis=(0,))
+_table = nnx.initializers.normal(stddev=0.02)
+
+
+@dataclass(frozen=True)
+class MoEConfig(LlamaConfig):
+    """A Llama whose layers after the first `num_dense_layers` have experts in place of the MLP.
+
+    Attributes:
+      moe_mlp_dim: of each expert; `num_shared_experts` more of this size see every token.
+      router: what a token's weights of its experts are: `softmax` over all experts, of which the best are taken
+        (Qwen3, DeepSeek-V2), `topk_softmax` over the best alone (Mixtral), `sigmoid` of each (DeepSeek-V3).
+      normalize_weights: weights of a token's experts add up to 1; `topk_softmax` does so by itself.
+      routed_scale: factor of what the routed experts give.
+      balance_coef: of a loss that is least when all experts are equally liked within each row (additive over rows, so
+        that it is the same under any split; Fedus et al., Switch Transformer, 2021, per sequence as in DeepSeek-V2).
+      router_z_coef: of the mean squared log-sum-exp of the router's scores (Zoph et al., ST-MoE, 2022).
+    """
+
+    num_experts: int = 8
+    experts_per_token: int = 2
+    moe_mlp_dim: int = 32
+    num_shared_experts: int = 0
+    num_dense_layers: int = 0
+    router: Router = "softmax"
+    normalize_weights: bool = True
+    routed_scale: float = 1.0
+    balance_coef: float = 0.01
+    router_z_coef: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.experts_per_token <= self.num_experts:
+            raise jaxpar.ConfigError(
+                f"experts_per_token={self.experts_per_token}: needs 1 to num_experts={self.num_experts}"
+            )
+        if not 0 <= self.num_dense_layers < self.num_layers:
+            raise jaxpar.ConfigError(
+                f"num_dense_layers={self.num_dense_layers}: needs 0 to {self.num_layers - 1}, one less than num_layers"
+            )
+
+    def build(self, rngs: nnx.Rngs) -> "MoE":  # type: ignore[override]
+        return MoE(self, rngs=rngs)
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """What a layer with experts adds to the objective."""
+        named = (("balance", self.balance_coef), ("router_z", self.router_z_coef))
+        return tuple(name for name, coef in named if coef)
+
+
+class Experts(nnx.Module):
+    """Router, routed experts, shared experts."""
+
+    def __init__(self, config: MoEConfig, *, rngs: nnx.Rngs):
+        c = config
+        wide, narrow = (c.num_experts, c.embed_dim, c.moe_mlp_dim), (c.num_experts, c.moe_mlp_dim, c.embed_dim)
+        into = jaxpar.named(_kernel, "experts", "embed", "mlp")
+        back = jaxpar.named(_kernel, "experts", "mlp", "embed")
+        self.router = nnx.Param(
+            jaxpar.named(_table, "embed", None)(rngs.params(), (c.embed_dim, c.num_experts), jnp.float32)
+        )
+        self.gate, self.up = (nnx.Param(into(rngs.params(), wide, jnp.float32)) for _ in range(2))
+        self.down = nnx.Param(back(rngs.params(), narrow, jnp.float32))
+        shared = replace(c, mlp_dim=c.moe_mlp_dim * c.num_shared_experts)
+        self.shared = MLP(shared, rngs=rngs) if c.num_shared_experts else None
+        self.config = c
+
+    def __call__(
+        self, x_BTD: Float[Array, "b t d"], ctx: jaxpar.Context
+    ) -> tuple[Float[Array, "b t d"], dict[str, Array]]:
+        logits_BTE = jnp.einsum("btd,de->bte", x_BTD.astype(jnp.float32), self.router[...].astype(jnp.float32))
+        scores_BTE = scores(logits_BTE, self.config.router)
+        expert_BTK, weight_BTK = choose(logits_BTE, scores_BTE, self.config)
+
+        def run(rows: Float[Array, "s d"], each) -> Float[Array, "s d"]:  # type: ignore[no-untyped-def]
+            return each(nnx.silu(each(rows, self.gate[...])) * each(rows, self.up[...]), self.down[...])
+
+        y_BTD = ctx.route(x_BTD, expert_BTK, weight_BTK * self.config.routed_scale, self.config.num_experts, run)
+        if self.shared is not None:
+            y_BTD = y_BTD + self.shared(x_BTD, ctx)
+        return y_BTD, self._totals(logits_BTE, scores_BTE, expert_BTK, ctx)
+
+    def _totals(self, logits_BTE, scores_BTE, expert_BTK, ctx: jaxpar.Context) -> dict[str, Array]:  # type: ignore[no-untyped-def]
+        seen_BT = jnp.ones(expert_BTK.shape[:2]) if ctx.segments is None else (ctx.segments > 0).astype(jnp.float32)
+        totals = {}
+        if self.config.balance_coef:
+            totals["balance"] = balance(scores_BTE, expert_BTK, seen_BT, ctx)
+        if self.config.router_z_coef:
+            totals["router_z"] = jnp.sum(seen_BT * jax.nn.logsumexp(logits_BTE, axis=-1) ** 2)
+        return totals
+
+
+def scores(logits_BTE: Float[Array, "b t e"], router: Router) -> Float[Array, "b t e"]:
+    return jax.nn.sigmoid(logits_BTE) if router == "sigmoid" else jax.nn.softmax(logits_BTE, axis=-1)
+
+
+def choose(
+    logits_BTE: Float[Array, "b t e"], scores_BTE: Float[Array, "b t e"], config: MoEConfig
+) -> tuple[Int[Array, "b t k"], Float[Array, "b t k"]]:
+    """-> each token's experts and their weights."""
+    best_BTK, expert_BTK = jax.lax.top_k(logits_BTE, config.experts_per_token)
+    if config.router == "topk_softmax":
+        return expert_BTK, jax.nn.softmax(best_BTK, axis=-1)
+    weight_BTK = jnp.take_along_axis(scores_BTE, expert_BTK, axis=-1)
+    if config.normalize_weights:
+        weight_BTK = weight_BTK / jnp.sum(weight_BTK, axis=-1, keepdims=True)
+    return expert_BTK, weight_BTK
+
+
+def balance(
+    scores_BTE: Float[Array, "b t e"],
+    expert_BTK: Int[Array, "b t k"],
+    seen_BT: Float[Array, "b t"],
+    ctx: jaxpar.Context,
+) -> Float[Array, ""]:
+    """Summed over rows: experts x (share of the row's choices) . (mean score); 1 a row if all are equally liked.
+
+    Scores of a token are taken as shares of their sum, which softmax's are. A row without tokens adds 0.
+    """
+    experts, chosen = scores_BTE.shape[-1], expert_BTK.shape[-1]
+    share_BTE = scores_BTE / jnp.sum(scores_BTE, axis=-1, keepdims=True)
+    counts_BE = jnp.sum(jax.nn.one_hot(expert_BTK, experts) * seen_BT[..., None, None], axis=(1, 2))
+    share_BE, tokens_B = jnp.sum(share_BTE * seen_BT[..., None], axis=1), jnp.sum(seen_BT, axis=1)
+    counts_BE, share_BE, tokens_B = ctx.row_sum((counts_BE, share_BE, tokens_B))
+    tokens_B = jnp.maximum(tokens_B, 1.0)
+    rows_B = experts / chosen * jnp.sum(counts_BE * share_BE, axis=-1) / tokens_B**2
+    return jnp.sum(rows_B) / ctx.row_parts
+
+
+class MoEBlock(nnx.Module):
+    def __init__(self, config: MoEConfig, *, rngs: nnx.Rngs):
+        self.attention_norm = RMSNorm(config.embed_dim, epsilon=config.norm_epsilon, rngs=rngs)
+        self.attention = Attention(config, rngs=rngs)
+        self.mlp_norm = RMSNorm(config.embed_dim, epsilon=config.norm_epsilon, rngs=rngs)
+        self.experts = Experts(config, rngs=rngs)
+
+    def __call__(
+        self, x_BTD: Float[Array, "b t d"], ctx: jaxpar.Context
+    ) -> tuple[Float[Array, "b t d"], dict[str, Array]]:
+        x_BTD = residual(x_BTD + residual(self.attention(normed(self.attention_norm, x_BTD, ctx), ctx), ctx), ctx)
+        y_BTD, totals = self.experts(normed(self.mlp_norm, x_BTD, ctx), ctx)
+        return residual(x_BTD + residual(y_BTD, ctx), ctx), totals
+
+
+class MoE(nnx.Module):
+    def __init__(self, config: MoEConfig, *, rngs: nnx.Rngs):
+        c = config
+        table = jaxpar.named(_table, "vocab", "embed")
+        shape = (c.vocab_size, c.embed_dim)
+        self.embedding = nnx.Param(table(rngs.params(), shape, jnp.float32))
+        if c.num_dense_layers:
+            self.dense_blocks = jaxpar.stack(Block, c.num_dense_layers, c, rngs=rngs)
+        self.blocks = jaxpar.stack(MoEBlock, c.num_layers - c.num_dense_layers, c, rngs=rngs)
+        self.norm = RMSNorm(c.embed_dim, epsilon=c.norm_epsilon, rngs=rngs)
+        self.unembedding = None if c.tie_embeddings else nnx.Param(table(rngs.params(), shape, jnp.float32))
+        self.config = c
+
+    def embed(self, batch: dict[str, Array], ctx: jaxpar.Context) -> Float[Array, "b t d"]:
+        return residual(jaxpar.embedding_lookup(self.embedding[...], batch["tokens"]), ctx)
+
+    def head(self, x_BTD: Float[Array, "b t d"], batch: dict[str, Array], ctx: jaxpar.Context) -> dict[str, Array]:
+        x_BTD = normed(self.norm, x_BTD, ctx)
+        return {"cross_entropy": jaxpar.cross_entropy(x_BTD, self.table_VD, batch["targets"], batch["weights"])}
+
+    def terms(self, batch: dict[str, Array]) -> dict[str, jaxpar.Term]:
+        """Of balance and the router's z, the mean over layers, and over rows or tokens."""
+        c = self.config
+        layers, tokens = c.num_layers - c.num_dense_layers, batch["tokens"]
+        segments = batch.get("segments", jnp.ones_like(tokens))
+        found = {"cross_entropy": jaxpar.Term(jnp.sum(batch["weights"]))}
+        if c.balance_coef:
+            found["balance"] = jaxpar.Term(jnp.float32(layers * tokens.shape[0]), c.balance_coef)
+        if c.router_z_coef:
+            found["router_z"] = jaxpar.Term(jnp.sum(segments > 0).astype(jnp.float32) * layers, c.router_z_coef)
+        return found
+
+    @property
+    def table_VD(self) -> Float[Array, "v d"]:
+        return (self.embedding if self.unembedding is None else self.unembedding)[...]
+
+    def logits(self, tokens: Int[Array, "b t"], ctx: jaxpar.Context) -> Float[Array, "b t v"]:
+        """Float32 scores of every next token, on one device."""
+        x_BTD = self.embed({"tokens": tokens}, ctx)
+        for stack in ([self.dense_blocks] if self.config.num_dense_layers else []) + [self.blocks]:
+            x_BTD = stack(x_BTD, ctx)
+        return jnp.einsum(
+            "btd,vd->btv",
+            self.norm(
+                x_BTD,
+            ),
+            self.table_VD,
+            preferred_element_type=jnp.float32,
+        )
