@@ -15,7 +15,7 @@ from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 
 from jaxpar.axis_rules import NORM_POSITIONS, AxisRules
 from jaxpar.collectives import axis_size, constrain, psum, vary
@@ -94,12 +94,13 @@ class Model(Protocol):
 
 
 Attention = Callable[..., Float[Array, "b t h d"]]
+Neighbours = Callable[[Array, int, int], Array]
 
 
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("rows", "index", "positions", "segments", "key", "depth"),
-    meta_fields=("train", "attention", "routing", "rules", "sites"),
+    meta_fields=("train", "attention", "neighbours", "routing", "rules", "sites"),
 )
 @dataclass(frozen=True)
 class Context:
@@ -119,6 +120,7 @@ class Context:
     """Which layer this is, counted over all stacks; -1 in `embed`, the number of layers in `head`."""
     train: bool
     attention: Attention
+    neighbours: Neighbours
     routing: Callable[..., Array]
     rules: AxisRules
     sites: Iterator[int]
@@ -155,6 +157,17 @@ class Context:
                 f"multiple"
             )
         return self.attention(q, k, v, segments=self.segments, causal=causal, window=window)
+
+    def halo(self, x: Shaped[Array, "b t *d"], before: int, after: int = 0) -> Shaped[Array, "s n *d"]:
+        """Stretches of positions that follow each other, with `before` more in front and `after` more behind.
+
+        For convolutions over positions, whose neighbours may lie on another device of `seq`. The t positions at hand
+        lie in p stretches (1 or 2): `[b, t, ...] -> [b * p, before + t / p + after, ...]`, zeros beyond the ends of a
+        row. A layer made for rows runs on it unpadded, and `y.reshape(b, t, ...)` puts its result back in place.
+        Documents packed in a row are the layer's to keep apart: `ctx.halo(ctx.segments, before)` says whose a
+        neighbour is. Raises `PlanError` for a halo longer than a stretch.
+        """
+        return self.neighbours(x, before, after)
 
     def route(
         self,

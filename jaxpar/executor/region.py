@@ -26,6 +26,7 @@ from jaxpar.model import Context, Term
 from jaxpar.parallel import zero
 from jaxpar.parallel.attention import attend_on_tensor_shards
 from jaxpar.parallel.expert import Route
+from jaxpar.parallel.halo import Halo
 from jaxpar.parallel.sequence import SequenceLayout
 from jaxpar.parallel.sequence_attention import attend_over_sequence
 from jaxpar.pipeline.layers import StageLayers
@@ -245,6 +246,7 @@ class Region:
             depth=repeat(collectives.vary(jnp.zeros((), jnp.int32))),
             train=train,
             attention=Attend(self._sequence, self.mesh.shape["tensor"]),
+            neighbours=Halo(self._sequence, self.plan.fill),
             routing=Route(self.mesh.shape["expert"], self.plan.capacity),
             rules=self.plan.rules,
             sites=itertools.count(),

@@ -66,5 +66,10 @@ class SequenceLayout:
     def parts(self) -> int:
         return 1 if self.groups == 1 else 2
 
+    @property
+    def stretches(self) -> int:
+        """In how many equal pieces that are each contiguous in the row the positions of a device lie."""
+        return 2 if self.groups > 1 and self.members % 2 else 1
+
     def group_index(self) -> Array:
         return jnp.asarray(collectives.axis_index("seq")) // self.members

@@ -18,6 +18,7 @@ from jaxpar.errors import ModelError
 from jaxpar.model import Context
 from jaxpar.parallel.attention import blockwise_attention
 from jaxpar.parallel.expert import Route
+from jaxpar.parallel.halo import Halo
 from jaxpar.plan import Plan
 from jaxpar.training.average import to_averaged
 from jaxpar.training.callbacks import Callback, Loop
@@ -41,6 +42,7 @@ def one_device_context(rows: int, positions: int) -> Context:
         depth=jnp.zeros((), jnp.int32),
         train=False,
         attention=_attend,
+        neighbours=Halo(),
         routing=Route(),
         rules=Plan().rules,
         sites=itertools.count(),

@@ -11,6 +11,7 @@ from jaxpar.executor.layer import LayerGradient, apply_layer
 from jaxpar.model import Context
 from jaxpar.parallel.attention import attend_on_tensor_shards
 from jaxpar.parallel.expert import Route
+from jaxpar.parallel.halo import Halo
 from jaxpar.plan import Plan
 from jaxpar.structure import inspect_model
 from models.llama import LlamaConfig
@@ -47,6 +48,7 @@ CONTEXT = Context(
     depth=int32(),
     train=True,
     attention=attend,
+    neighbours=Halo(),
     routing=Route(),
     rules=Plan().rules,
     sites=itertools.count(),
