@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from jaxpar import Plan, PlanError
+from jaxpar import Capacity, Hybrid, Pipeline, Plan, PlanError
 from jaxpar.mesh import MeshShape, make_mesh
+from jaxpar.pipeline import build
 
 
 def test_a_plan_survives_a_dict_and_equals_itself():
@@ -97,3 +98,44 @@ def test_tensor_gets_neighbours_and_data_the_distant_devices():
     assert mesh.axis_names == ("data", "pipe", "tensor", "seq", "expert")
     assert [d.id for d in mesh.devices[0, 0, :, 0, 0]] == [0, 1]
     assert [d.id for d in mesh.devices[:, 0, 0, 0, 0]] == [0, 2, 4, 6]
+
+
+def test_a_schedule_of_ones_own_goes_through_a_plan_as_its_clock_table():
+    """Otherwise a plan with one could not be written down, or another schedule would be played."""
+    own = build("zero_bubble", 2, 4, fill=True)
+    plan = Plan("pipe=2", microbatches=4, pipeline=own)
+    assert Plan.from_dict(plan.to_dict()) == plan
+    assert plan.schedule(2).ticks == own.ticks
+
+
+def test_a_schedule_of_ones_own_for_another_plan_is_refused_with_both_numbers():
+    """Otherwise it would fail in the middle of a trace, or leave microbatches out."""
+    with pytest.raises(PlanError, match=r"2 stages where the plan has 4, 4 microbatches where the plan has 8"):
+        Plan("pipe=4", microbatches=8, pipeline=build("1f1b", 2, 4))
+    with pytest.raises(PlanError, match=r"has one lane and is no V"):
+        Plan("pipe=2", microbatches=4, pipeline=build("zero_bubble_v", 2, 4))
+
+
+def test_the_parts_of_a_plan_may_be_given_as_values():
+    """Otherwise two ways to say one thing would be two plans."""
+    assert Plan("pipe=2", pipeline=Pipeline("interleaved", virtual_stages=2)) == Plan(
+        "pipe=2", pipeline="interleaved", virtual_stages=2
+    )
+    assert Plan("seq=4", attention=Hybrid(2)) == Plan("seq=4", ulysses=2)
+    assert Plan("expert=2", experts=Capacity(1.5)) == Plan("expert=2", experts="capacity", capacity=1.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mesh": "seq=4", "attention": "rnig"}, r"attention='rnig': needs one of ring, ulysses, allgather"),
+        ({"mesh": "seq=4", "ulysses": 3}, r"ulysses=3 must divide seq=4; choose one of \[1, 2, 4\]"),
+        ({"mesh": "data=2", "virtual_stages": 2}, r"need a pipeline; give the mesh stages"),
+        ({"mesh": "pipe=2", "pipeline": "zero_buble"}, r"did you mean 'zero_bubble'"),
+        ({"mesh": "expert=2", "experts": "capacity"}, r"write experts=Capacity"),
+    ],
+)
+def test_what_pipelines_rows_and_experts_cannot_be_is_said_with_the_mend(options, said):
+    """Otherwise a misspelt word would cost a compile, or be taken for the default."""
+    with pytest.raises(PlanError, match=said):
+        Plan(**options)
