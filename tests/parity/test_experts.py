@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import lru_cache
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from experiments.parity_table import make_batch
 from jaxpar import Capacity, Plan, PlanError, Program
 from jaxpar.testing import compare, run_loss_and_grads, run_on_enough_devices
-from models.moe import MoEConfig
+from models.moe import MoEConfig, choose, scores
 
 CONFIG = MoEConfig(
     vocab_size=61,
@@ -65,12 +66,29 @@ def test_experts_on_any_mesh_give_the_numbers_of_one_device(plan, kinds):
         assert not differences, f"{kind}:\n" + "\n".join(map(str, differences))
 
 
-@pytest.mark.parametrize("router", ["topk_softmax", "sigmoid"])
-def test_every_kind_of_router_gives_the_numbers_of_one_device(router):
+def test_another_router_beside_dense_layers_gives_the_numbers_of_one_device():
     """Otherwise what one router needs beyond another, such as sums over a row, would depend on the mesh."""
-    config = replace(CONFIG, router=router, experts_per_token=3, num_dense_layers=1, num_shared_experts=0)
+    config = replace(CONFIG, router="sigmoid", experts_per_token=3, num_dense_layers=1, num_shared_experts=0)
     found = run_loss_and_grads(run_on_enough_devices(program(Plan("expert=4,data=2"), config)), batch("uneven"))
     assert not compare(*found, *reference(config, "uneven"))
+
+
+def test_routers_weigh_the_same_experts_as_their_papers_do():
+    """Otherwise weights imported from one of these models would mean another one."""
+    logits = jnp.asarray([[[3.0, 1.0, 2.0, 0.0]]])
+    exp, sig = np.exp([3.0, 2.0]), 1 / (1 + np.exp([-3.0, -2.0]))
+    all_exp = np.exp([3.0, 1.0, 2.0, 0.0]).sum()
+    for router, normalize, expected in (
+        ("topk_softmax", False, exp / exp.sum()),
+        ("softmax", False, exp / all_exp),
+        ("softmax", True, exp / exp.sum()),
+        ("sigmoid", False, sig),
+        ("sigmoid", True, sig / sig.sum()),
+    ):
+        config = replace(CONFIG, router=router, normalize_weights=normalize)
+        expert, weight = choose(logits, scores(logits, router), config)
+        assert expert[0, 0].tolist() == [0, 2]
+        assert np.allclose(weight[0, 0], expected, atol=1e-6), router
 
 
 def test_an_expert_without_tokens_has_a_gradient_of_zeros():
