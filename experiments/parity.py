@@ -62,13 +62,14 @@ def main() -> None:
     sys.exit(1 if failed else 0)
 
 
-def measure_all[G, R](measure: Callable[[G], R], groups: Sequence[G], jobs: int) -> Iterator[R]:
-    """In processes that share what they compile: without data, all ZeRO stages are one program.
+def measure_all[G, R](measure: Callable[[G], R], groups: Sequence[G], jobs: int, share: bool = True) -> Iterator[R]:
+    """In processes that `share` what they compile: without data, all ZeRO stages are one program.
 
     A process keeps all that it has compiled: after some groups new ones take their place.
     """
     with TemporaryDirectory() as cache:
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
+        if share:
+            os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         for some in batched(groups, 20 * jobs):
             with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:

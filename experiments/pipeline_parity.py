@@ -32,7 +32,7 @@ def main() -> None:
     done = {cell: found for cell, found in read(record).items() if cell in table}
     groups = group(cell for cell in table if cell not in done)
     with record.open("a") as file:
-        for i, results in enumerate(measure_all(measure, groups, args.jobs)):
+        for i, results in enumerate(measure_all(measure, groups, args.jobs, share=False)):
             for cell, share in results:
                 done[cell] = share
                 print(json.dumps(asdict(cell) | {"share": share}), file=file, flush=True)

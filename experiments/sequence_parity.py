@@ -31,7 +31,7 @@ def main() -> None:
     # Cells of one model after each other: a process keeps the program on one device.
     groups = [[cell] for cell in sorted(cells(), key=lambda cell: cell.case) if cell not in done]
     with record.open("a") as file:
-        for results in measure_all(measure, groups, args.jobs):
+        for results in measure_all(measure, groups, args.jobs, share=False):
             for cell, share in results:
                 done[cell] = share
                 print(json.dumps(asdict(cell) | {"share": share}), file=file, flush=True)

@@ -68,7 +68,7 @@ class _Experiment:
 
     def run(self) -> int:
         if self.start.compile_cache and not self.start.dry_run:
-            use_compile_cache(self.directory.parent / ".cache")
+            use_compile_cache(self.directory.parent / ".cache", self.config.plan)
         self_check()
         check_alike(self._declared())
         run = self._program().on()
