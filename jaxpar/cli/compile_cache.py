@@ -14,8 +14,9 @@ _WORTH_KEEPING = 0.1  # seconds of compilation
 def use_compile_cache(directory: Path, plan: Plan) -> None:
     """Makes this process keep its compiled programs in `directory`; call it before anything compiles.
 
-    Not those of a pipeline on CPU: XLA crashes or hangs in one that it has read back if it holds sums over devices under
-    a condition, as interleaved schedules do (seen with jaxlib of jax 0.12.0.1, each time from the second start on).
+    Not those of a pipeline on CPU: XLA crashes or hangs in one that it has read back if it holds sums over devices
+    under a condition, as interleaved schedules do (seen with jax 0.12.0.1, each time from the second start on).
+
     Nothing changes where jax has been given another place (JAX_COMPILATION_CACHE_DIR), or told to keep none
     (JAX_ENABLE_COMPILATION_CACHE). Programs for another version of jax, another mesh or other options have other keys.
     """
