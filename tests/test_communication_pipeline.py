@@ -139,8 +139,13 @@ def test_slots_run_as_often_as_the_page_on_pipelines_says():
                 assert permutes(table) == 2 * (m + p - 1)
 
 
-@pytest.mark.parametrize("mesh", ["data=2,pipe=2,tensor=2", "data=2,pipe=4"])
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        *((name, "data=2,pipe=4") for name in SCHEDULES),
+        *((name, "data=2,pipe=2,tensor=2") for name in ("1f1b", "interleaved", "zero_bubble_v, fill")),
+    ],
+)
 def test_stages_send_and_sum_what_the_schedule_says(name, mesh):
     """Otherwise a schedule costs more of the network than is told, or waits for what nobody needs."""
     c = compiled(jaxpar.Plan(mesh, microbatches=8, **SCHEDULES[name]), "1x8xcpu")
