@@ -65,7 +65,7 @@ FACTORS: dict[str, list[Any]] = {
     "schedule": ["1f1b", "zero_bubble", "gpipe"],
     "zero": [0, 1, 2, 3],
     "microbatches": [2, 4],
-    "remat": ["none", "dots", "full", "named:attention,mlp"],
+    "remat": ["none", "dots", "full", "named:attention"],
 }
 
 
