@@ -14,6 +14,7 @@ from itertools import accumulate
 
 from jaxpar.errors import PlanError
 from jaxpar.pipeline.draw import draw_table
+from jaxpar.pipeline.layers import route
 
 
 class Kind(StrEnum):
@@ -112,11 +113,7 @@ class Schedule:
     @cached_property
     def route(self) -> tuple[tuple[int, int], ...]:
         """`(stage, chunk)` in the order in which a microbatch visits them, which is the order of the layers."""
-        return tuple(
-            (self.stages - 1 - s if self.folded and chunk % 2 else s, chunk)
-            for chunk in range(self.chunks)
-            for s in range(self.stages)
-        )
+        return route(self.stages, self.chunks, self.folded)
 
     @cached_property
     def place(self) -> dict[tuple[int, int], int]:
