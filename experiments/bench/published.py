@@ -135,7 +135,7 @@ def _layout(row: dict[str, str]) -> Layout:
     data, seq = _number(row, "dp"), _number(row, "cp")
     places = pipe * chunks
     sharding = row["zero_fsdp"]
-    zero = 0 if sharding == "none" else 1 if sharding.startswith("zero1") else 2 if "zero2" in sharding else 3
+    zero = 0 if sharding == "none" else 1 if sharding.startswith("zero1") else 3
     return Layout(
         data=data,
         pipe=pipe,
@@ -201,7 +201,7 @@ def _system(row: dict[str, str]) -> System:
     if source.startswith("bigscience"):
         return DEEPSPEED_BF16 if row["dtype"] == "bf16" else MEGATRON_2021
     if source == "llm-foundry":
-        return LLM_FOUNDRY
+        return replace(LLM_FOUNDRY, regather="SHARD_GRAD_OP" not in row["zero_fsdp"])
     if source == "torchtitan":
         float8 = "float8" in notes
         return replace(

@@ -78,7 +78,8 @@ def _sharded(
     work: Work, layout: Layout, system: System, links: Links, group: Group, layer: LayerTime, held: Held
 ) -> DataTime:
     """Every microbatch scatters its gradients, and with ZeRO-3 gathers parameters for its forward and again for its
-    backward. Hidden: what fits behind the layers' compute, but for the first gather and the last scatter."""
+    backward. Hidden: what fits behind the layers' compute, but for the first gather and the last scatter. ZeRO-2 gathers
+    what the optimizer made of its shards, once and after it."""
     seq = group.size // layout.data
     shard = max(1, min(group.size, layout.shard * seq))
     inner = Group(shard, min(shard, group.inside))
@@ -89,13 +90,15 @@ def _sharded(
     gather = layers * links.gather(sizes / layers * system.gather_bytes, inner)
     scatter = layers * links.gather(sizes / layers * system.reduce_bytes, inner)
     forward, backward = layers * layer.all_forward, layers * layer.all_backward
-    again = gather if layout.zero == 3 else 0.0
+    rest = 0.0
+    if layout.zero == 2:
+        rest, gather = links.gather((held.dense + held.experts + held.outer) * system.update_bytes, inner), 0.0
+    again = gather if system.regather else 0.0
     # In lockstep, stages that wait move all the same.
     times = layout.microbatches + (layout.pipe - 1 if system.lockstep else 0)
     hidden = _hidden(links, ((gather, forward), (scatter + again, backward)), times, layers)
-    rest = 0.0
     if system.gather_outer_once:
-        rest = links.gather(held.outer * system.gather_bytes, inner)
+        rest += links.gather(held.outer * system.gather_bytes, inner) if layout.zero == 3 else 0.0
         rest += links.gather(held.outer * system.reduce_bytes, inner)
     if copies > 1:
         across = Group(copies, max(1, group.inside // inner.inside))

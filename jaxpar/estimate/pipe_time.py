@@ -70,7 +70,7 @@ def schedule_slots(name: str, stages: int, microbatches: int, chunks: int, fill:
     `name`: also a clock table as text. A long schedule only repeats its middle: it is counted from two short ones.
     Raises `PlanError` as `build` does.
     """
-    short = 4 * stages + microbatches % stages
+    short = 2 * stages + microbatches % stages
     if microbatches <= short + stages or "|" in name:
         return _counted(name, stages, microbatches, chunks, fill)
     near, in_flight = _counted(name, stages, short, chunks, fill)

@@ -30,6 +30,7 @@ class System:
         and the last has the head.
       gather_bytes: of a parameter on its way to where it is used; `update_bytes`: to where ZeRO-1 holds copies;
         `reduce_bytes`: of a gradient.
+      regather: ZeRO-3 gathers a layer again for its backward, else it is kept from the forward on.
       gather_outer_once: ZeRO-3 gathers embedding and head once a step, not once a microbatch.
       imbalance: how many times its equal share the fullest expert takes, where routing is dropless.
     """
@@ -49,6 +50,7 @@ class System:
     update_bytes: int = 2
     reduce_bytes: int = 4
     gather_outer_once: bool = False
+    regather: bool = True
     imbalance: float = 1.0
 
 

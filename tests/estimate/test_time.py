@@ -125,6 +125,17 @@ def test_zero_3_across_a_slow_network_shows_and_inside_a_machine_does_not():
     assert within < whole / 3
 
 
+def test_zero_2_gathers_once_a_step_and_zero_3_in_every_microbatch():
+    """Otherwise the price of sharded parameters would be that of sharded gradients."""
+    slow = replace(H100, slow=replace(H100.slow, bandwidth=1e9))
+    found = {}
+    for zero in (2, 3):
+        layout = replace(BASE, data=64, shard=64, zero=zero, length=2048)
+        found[zero] = [estimate(LLAMA, replace(layout, microbatches=m), slow, IDEAL).data for m in (8, 16)]
+    assert found[3][0] > 1.5 * found[2][0]
+    assert found[3][1] == pytest.approx(2 * found[3][0], rel=0.1)
+
+
 def test_gradients_reduced_after_the_step_show_and_overlapped_ones_mostly_do_not():
     """Otherwise when a system reduces would not matter."""
     layout = replace(BASE, data=8, zero=1, shard=8)
