@@ -78,8 +78,8 @@ def _sharded(
     work: Work, layout: Layout, system: System, links: Links, group: Group, layer: LayerTime, held: Held
 ) -> DataTime:
     """Every microbatch scatters its gradients, and with ZeRO-3 gathers parameters for its forward and again for its
-    backward. Hidden: what fits behind the layers' compute, but for the first gather and the last scatter. ZeRO-2 gathers
-    what the optimizer made of its shards, once and after it."""
+    backward. Hidden: what fits behind the layers' compute, but for the first gather and the last scatter. ZeRO-2
+    gathers what the optimizer made of its shards, once and after it."""
     seq = group.size // layout.data
     shard = max(1, min(group.size, layout.shard * seq))
     inner = Group(shard, min(shard, group.inside))

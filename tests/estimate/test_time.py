@@ -8,6 +8,7 @@ from jaxpar.errors import PlanError
 from jaxpar.estimate.constants import Constants
 from jaxpar.estimate.devices import device
 from jaxpar.estimate.layout import DOTS, FULL, Layout
+from jaxpar.estimate.links import Group, Links
 from jaxpar.estimate.matmul import Rates
 from jaxpar.estimate.pipe_time import schedule_slots
 from jaxpar.estimate.system import JAXPAR, System
@@ -141,6 +142,9 @@ def test_gradients_reduced_after_the_step_show_and_overlapped_ones_mostly_do_not
     layout = replace(BASE, data=8, zero=1, shard=8)
     after, over = (estimate(LLAMA, layout, H100, replace(IDEAL, overlap_gradients=o)) for o in (False, True))
     assert over.data < after.data / 5 and over.contention > after.contention
+    links, group = Links(H100, Constants()), Group(8, 8)
+    moved = sum(links.gather(LLAMA.parameters * size, group) for size in (IDEAL.reduce_bytes, IDEAL.update_bytes))
+    assert after.data == pytest.approx(moved, rel=1e-3)
 
 
 def test_zero_shards_the_optimizer():
