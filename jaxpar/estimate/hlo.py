@@ -4,13 +4,16 @@ Counts are executions, not lines: the walk starts at ENTRY and multiplies by the
 around, so that peeled iterations, hoisted and combined collectives count as what they are.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from jaxpar.errors import BackendError
 from jaxpar.estimate import dots, loops
-from jaxpar.estimate.hlo_text import Computation, Instruction, Module, parse_module
+from jaxpar.estimate.hlo_text import Computation, Instruction, Leaf, Module, parse_module
+from jaxpar.estimate.origin import Origins
 from jaxpar.estimate.replica_groups import Axes, collective_axes
+from jaxpar.estimate.source_lines import Frame, SourceLines
 
 KINDS = (
     "all-reduce",
@@ -35,6 +38,10 @@ class Collective:
     `asynchronous`: XLA split it into start and done. Only `overlaps_dot` says that a dot stands between the
     two.
     `loop_depth`: the number of loops around it.
+    `frames`: the source lines it comes from, innermost first.
+    `generated`: XLA's partitioner put it there, because of how arrays lie; else it was written as a collective.
+    `parameters`: paths of the model's parameters, if what it moves is pieces of them and of nothing else.
+    `leaves`, `dim`: the arrays of its result, and which dim of theirs an all-gather concatenates.
     """
 
     axes: tuple[str, ...]
@@ -46,6 +53,11 @@ class Collective:
     loop_depth: int = 0
     overlaps_dot: bool = False
     conditional: bool = False
+    frames: tuple[Frame, ...] = ()
+    generated: bool = False
+    parameters: tuple[str, ...] = ()
+    leaves: tuple[Leaf, ...] = ()
+    dim: int = 0
 
     @property
     def axis(self) -> str:
@@ -88,7 +100,11 @@ def read_hlo(text: str, mesh_axes: Mapping[str, int]) -> HloReport:
     flattened. Raises BackendError when the program is for another number of devices, ValueError when the text
     is no HLO module.
     """
-    module = parse_module(text)
+    return read_module(parse_module(text), mesh_axes)
+
+
+def read_module(module: Module, mesh_axes: Mapping[str, int]) -> HloReport:
+    """The same of a module that is parsed already."""
     devices = 1
     for size in mesh_axes.values():
         devices *= size
@@ -106,6 +122,7 @@ class _Walk:
     def __init__(self, module: Module, axes: Axes):
         self.module, self.axes = module, axes
         self.known: dict[str, HloReport] = {}
+        self.origins, self.lines = Origins(module), SourceLines(module.tables)
 
     def computation(self, name: str) -> HloReport:
         if name not in self.known:
@@ -132,7 +149,19 @@ class _Walk:
     def collective(self, computation: Computation, at: Instruction) -> Collective:
         axes, group_size = collective_axes(at.attributes, self.axes)
         payload = computation.operand_bytes(at) * (group_size if at.base == "all-gather" else 1)
-        return Collective(axes, at.base, 1, payload, asynchronous=False, op_name=at.op_name)
+        return Collective(
+            axes,
+            at.base,
+            1,
+            payload,
+            asynchronous=False,
+            op_name=at.op_name,
+            frames=self.lines.frames(at.attributes),
+            generated=_generated(at),
+            parameters=self.origins.parameters(computation.name, at.name),
+            leaves=at.leaves[len(at.operands) :] if at.starts and at.base == "all-gather" else at.leaves,
+            dim=next(iter(at.numbers("dimensions")), 0),
+        )
 
     def loop(self, computation: Computation, at: Instruction) -> HloReport:
         body = self.computation(at.attribute("body"))
@@ -143,6 +172,14 @@ class _Walk:
         once = _repeat(_sum([body, condition]), 1)
         unknown = (at.name,) if once.collectives or once.dot_flops else ()
         return replace(once, unknown_loops=once.unknown_loops + unknown)
+
+
+# How jax names the collectives that a program writes; all others come from the partitioner.
+_WRITTEN = re.compile(r"(?:^|/)(?:psum|pmax|pmin|ppermute|all_gather|reduce_scatter|all_to_all|ragged_all_to_all)\w*$")
+
+
+def _generated(at: Instruction) -> bool:
+    return 'is_spmd_generated="true"' in at.attributes or not _WRITTEN.search(at.op_name)
 
 
 def _mark_started(computation: Computation, reports: dict[str, HloReport]) -> None:
