@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import optax
 
+from experiments import rounding
 from experiments.pipeline_table import CASES, DEVICES_PER_NODE, Cell
 from jaxpar import TOKENS, Plan, PlanError, Program, Run
 from jaxpar.testing import parity
@@ -16,9 +17,6 @@ Share = float | None
 
 # Seconds in which a plan that cannot be played must be refused.
 SOON = 5.0
-
-# How much farther than one device a mesh may be from float32. data=2,tensor=2 without a pipeline is 1.21 times as far.
-BFLOAT16 = 1.25
 
 
 def share(cell: Cell) -> Share:
@@ -30,22 +28,28 @@ def share(cell: Cell) -> Share:
         run = program.on(devices, DEVICES_PER_NODE if program.plan.within_node else None)
     except PlanError:
         return None if time.monotonic() - started < SOON else np.inf
-    state, case = run.init(0), CASES[cell.case]
-    found = []
-    for kind in case.kinds:
-        right = reference(cell.case, kind, cell.rows, "float32")
-        here = parity.loss_and_grads_at(run, state, case.make(kind, cell.rows))
-        if case.precision == "float32":
-            found += [d.share for d in parity.distances(*here, *right)]
-        else:
-            alone = reference(cell.case, kind, cell.rows, case.precision)
-            found.append(relative(here[1], right[1]) / (BFLOAT16 * relative(alone[1], right[1])))
-    return float(np.max(found))  # NaN wins
+    kinds = CASES[cell.case].kinds
+    return float(np.max([_share(run, cell.case, kind, cell.rows) for kind in kinds]))  # NaN wins
+
+
+def _share(run: Run, case: str, kind: str, rows: int) -> float:
+    batch = CASES[case].make(kind, rows)
+    if CASES[case].precision == "bfloat16":
+        rounded = rounding.gradients(run, batch)
+        return rounding.share(rounded, roundings(case, kind, rows, "bfloat16"), roundings(case, kind, rows, "float32"))
+    here = parity.loss_and_grads_at(run, run.init(0), batch)
+    errors = parity.distances(*here, *reference(case, kind, rows))
+    return float(np.max([error.share for error in errors]))
 
 
 @lru_cache
-def reference(case: str, kind: str, rows: int, precision: str) -> tuple[float, parity.Gradients]:
-    return parity.run_loss_and_grads(reference_run(case, precision), CASES[case].make(kind, rows))
+def reference(case: str, kind: str, rows: int) -> tuple[float, parity.Gradients]:
+    return parity.run_loss_and_grads(reference_run(case, "float32"), CASES[case].make(kind, rows))
+
+
+@lru_cache
+def roundings(case: str, kind: str, rows: int, precision: str) -> list[parity.Gradients]:
+    return rounding.gradients(reference_run(case, precision), CASES[case].make(kind, rows))
 
 
 @lru_cache
@@ -53,9 +57,3 @@ def reference_run(case: str, precision: str) -> Run:
     model, plan = CASES[case], Plan("data=1", precision=precision)  # type: ignore[arg-type]
     program = Program(model.build, optax.sgd(0.1), plan, batch_axes=model.batch_axes or TOKENS)
     return parity.run_on_enough_devices(program)
-
-
-def relative(grads: parity.Gradients, expected: parity.Gradients) -> float:
-    """The Euclidean distance of all gradients, as a share of their norm."""
-    difference = sum(float(np.sum((grads[path] - g) ** 2)) for path, g in expected.items())
-    return (difference / sum(float(np.sum(g**2)) for g in expected.values())) ** 0.5

@@ -140,6 +140,11 @@ def vary[T](tree: T, axes: Axes = MANUAL_AXES) -> T:
     return jax.tree.map(cast, tree)
 
 
+def vary_nested[T](tree: T) -> T:
+    """`vary`, and over `tensor` as well where a region is nested that is manual over it."""
+    return vary(tree, (*MANUAL_AXES, "tensor"))
+
+
 def _varying(x: Array) -> frozenset[str]:
     kind = jax.typeof(x)
     # jax 0.12 moved the mark.

@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Float, Int, Shaped
 
-from jaxpar.axis_rules import NORM_POSITIONS, AxisRules
+from jaxpar.axis_rules import NORM_POSITIONS, AxisRules, Names
 from jaxpar.collectives import axis_size, constrain, psum, vary
 from jaxpar.dropout import keep_mask
 from jaxpar.errors import ModelError
@@ -33,6 +33,13 @@ def named(init: nnx.Initializer, *names: str | P | None) -> nnx.Initializer:
     dims = tuple(names[0]) if len(names) == 1 and isinstance(names[0], P) else names
     metadata: dict[str, Any] = {LOGICAL_NAMES: dims}
     return nnx.with_metadata(init, **metadata)
+
+
+def logical_names(variable: nnx.Variable, rank: int) -> Names:
+    """The names that `named` or flax's own metadata give the dims; Nones where there are none."""
+    metadata = variable.get_metadata()
+    names = metadata.get(LOGICAL_NAMES, metadata.get("out_sharding", metadata.get("sharding_names")))
+    return (None,) * rank if names is None else tuple(names)
 
 
 class Stack(nnx.Module):
@@ -121,7 +128,7 @@ class Context:
     train: bool
     attention: Attention
     neighbours: Neighbours
-    routing: Callable[..., Array]
+    routing: Callable[..., tuple[Array, dict[str, Array]]]
     rules: AxisRules
     sites: Iterator[int]
 
@@ -174,19 +181,40 @@ class Context:
         x: Float[Array, "b t d"],
         expert: Int[Array, "b t k"],
         weight: Float[Array, "b t k"],
-        experts: int,
         run: Callable[..., Float[Array, "s f"]],
-    ) -> Float[Array, "b t f"]:
-        """For every token the sum, by `weight`, of what its `k` of so many `experts` make of it.
+        *kernels: nnx.Param,
+    ) -> tuple[Float[Array, "b t f"], dict[str, Float[Array, ""]]]:
+        """For every token the sum, by `weight`, of what its `k` experts make of it, and counts of (token, expert).
 
-        `run(rows, each)` is what an expert does to its rows; `each(rows, kernel)` multiplies them by their expert's
-        kernel, of `float[experts, in, out]` with the dims named "experts", ... Experts may be spread over `expert`.
-        Padding (segment 0) is routed nowhere, and gives zeros.
+        `run(rows, *kernels)` is what an expert does to its rows; each of the kernels that it is given is a function,
+        which multiplies every row by its own expert's `[in, out]`. They are parameters `float[experts, in, out]`, made
+        with names: "experts" first. Experts may be spread over `expert`, and their features over `tensor`; then between
+        kernels only what acts on every feature alone is possible. `run` must not use other arrays.
+
+        A pair with an expert that there is not is left out, and so is padding (segment 0): it gives zeros. The counts,
+        to be added to a layer's totals: `routed` pairs, `dropped` ones beyond a capacity, and of those routed
+        `overflow`, which went in further rounds. Raises `ModelError`, and `PlanError` for what `tensor` cannot split.
         """
+        names = [logical_names(kernel, 3) for kernel in kernels]
+        if not kernels or any(not n or n[0] is None for n in names):
+            raise ModelError(
+                f"ctx.route needs kernels that are parameters of 3 dims, named 'experts' and two more: found {names}; "
+                f"make them with jaxpar.named(init, 'experts', 'embed', 'mlp')"
+            )
+        shapes = [kernel[...].shape for kernel in kernels]
+        spread = axis_size("expert") if self.rules.axis(names[0][0]) == "expert" else 1
         if self.segments is not None:
-            expert = jax.numpy.where(self.segments[..., None] > 0, expert, experts)
+            expert = jax.numpy.where(self.segments[..., None] > 0, expert, shapes[0][0] * spread)
         flat = (a.reshape(-1, a.shape[-1]) for a in (x, expert, weight))
-        return self.routing(*flat, experts, run).reshape(*x.shape[:-1], -1)
+        dims = [self._tensor_dim(n, shape) for n, shape in zip(names, shapes, strict=True)]
+        y, counts = self.routing(*flat, run, [kernel[...] for kernel in kernels], dims, spread)
+        return y.reshape(*x.shape[:-1], -1), counts
+
+    def _tensor_dim(self, names: Names, shape: tuple[int, ...]) -> int | None:
+        """Which dim of an array is split over `tensor`."""
+        shards = axis_size("tensor")
+        split = [i for i, name in enumerate(names) if self._tensor_axis(name, shape[i])] if shards > 1 else []
+        return split[0] if split else None
 
     def row_sum[T](self, tree: T) -> T:
         """Sums over positions that were taken of the local ones, made sums over the whole row.
@@ -205,12 +233,10 @@ class Context:
 
         A dim that does not divide, such as few kv heads whose weights are replicated, is not split either.
         """
-        shards = axis_size("tensor")
+        return constrain(x, P(*map(self._tensor_axis, names, x.shape)))
 
-        def axis(name: str | None, size: int) -> str | None:
-            return "tensor" if self.rules.axis(name) == "tensor" and size % shards == 0 else None
-
-        return constrain(x, P(*(axis(name, size) for name, size in zip(names, x.shape, strict=True))))
+    def _tensor_axis(self, name: str | None, size: int) -> str | None:
+        return "tensor" if self.rules.axis(name) == "tensor" and size % axis_size("tensor") == 0 else None
 
     def dropout(self, x: Float[Array, "b ..."], rate: float) -> Float[Array, "b ..."]:
         """Zeroes a share `rate` of the elements and scales the rest by `1 / (1 - rate)`; `x` as is when evaluating.

@@ -15,7 +15,7 @@ from jax import Array
 
 from jaxpar.axis_rules import Names
 from jaxpar.errors import ModelError
-from jaxpar.model import LOGICAL_NAMES, Stack
+from jaxpar.model import Stack, logical_names
 
 Params = dict[str, Array]
 Build = Callable[..., nnx.Module]
@@ -213,11 +213,7 @@ def _split_module(module: nnx.Module, prefix: str, stack: str | None) -> Any:
 
 
 def _names(path: str, variable: nnx.Variable, rank: int) -> Names:
-    metadata = variable.get_metadata()
-    names = metadata.get(LOGICAL_NAMES, metadata.get("out_sharding", metadata.get("sharding_names")))
-    if names is None:
-        return (None,) * rank
-    names = tuple(names)
+    names = logical_names(variable, rank)
     if len(names) != rank:
         raise ModelError(f"{path} has {rank} dims (without the layer dim) but {len(names)} logical names: {names}")
     return names

@@ -3,6 +3,7 @@
 Letters: B rows, T positions, D embed, E experts, K experts of a token, F mlp of an expert, V vocabulary.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,6 +17,7 @@ import jaxpar
 from models.layers import RMSNorm, normed, residual
 from models.llama import MLP, Attention, Block, LlamaConfig
 
+Kernel = Callable[[Array], Array]
 Router = Literal["softmax", "topk_softmax", "sigmoid"]
 
 _kernel = nnx.initializers.lecun_normal(in_axis=-2, out_axis=-1, batch_axis=(0,))
@@ -62,12 +64,6 @@ class MoEConfig(LlamaConfig):
     def build(self, rngs: nnx.Rngs) -> "MoE":  # type: ignore[override]
         return MoE(self, rngs=rngs)
 
-    @property
-    def terms(self) -> tuple[str, ...]:
-        """What a layer with experts adds to the objective."""
-        named = (("balance", self.balance_coef), ("router_z", self.router_z_coef))
-        return tuple(name for name, coef in named if coef)
-
 
 class Experts(nnx.Module):
     """Router, routed experts, shared experts."""
@@ -93,13 +89,11 @@ class Experts(nnx.Module):
         scores_BTE = scores(logits_BTE, self.config.router)
         expert_BTK, weight_BTK = choose(logits_BTE, scores_BTE, self.config)
 
-        def run(rows: Float[Array, "s d"], each) -> Float[Array, "s d"]:  # type: ignore[no-untyped-def]
-            return each(nnx.silu(each(rows, self.gate[...])) * each(rows, self.up[...]), self.down[...])
-
-        y_BTD = ctx.route(x_BTD, expert_BTK, weight_BTK * self.config.routed_scale, self.config.num_experts, run)
+        weight_BTK = weight_BTK * self.config.routed_scale
+        y_BTD, counts = ctx.route(x_BTD, expert_BTK, weight_BTK, gated, self.gate, self.up, self.down)
         if self.shared is not None:
             y_BTD = y_BTD + self.shared(x_BTD, ctx)
-        return y_BTD, self._totals(logits_BTE, scores_BTE, expert_BTK, ctx)
+        return y_BTD, counts | self._totals(logits_BTE, scores_BTE, expert_BTK, ctx)
 
     def _totals(self, logits_BTE, scores_BTE, expert_BTK, ctx: jaxpar.Context) -> dict[str, Array]:  # type: ignore[no-untyped-def]
         seen_BT = jnp.ones(expert_BTK.shape[:2]) if ctx.segments is None else (ctx.segments > 0).astype(jnp.float32)
@@ -109,6 +103,11 @@ class Experts(nnx.Module):
         if self.config.router_z_coef:
             totals["router_z"] = jnp.sum(seen_BT * jax.nn.logsumexp(logits_BTE, axis=-1) ** 2)
         return totals
+
+
+def gated(rows: Array, gate: Kernel, up: Kernel, down: Kernel) -> Array:
+    """What an expert does to its rows."""
+    return down(nnx.silu(gate(rows)) * up(rows))
 
 
 def scores(logits_BTE: Float[Array, "b t e"], router: Router) -> Float[Array, "b t e"]:
@@ -193,7 +192,9 @@ class MoE(nnx.Module):
             found["balance"] = jaxpar.Term(jnp.float32(layers * tokens.shape[0]), c.balance_coef)
         if c.router_z_coef:
             found["router_z"] = jaxpar.Term(jnp.sum(segments > 0).astype(jnp.float32) * layers, c.router_z_coef)
-        return found
+        # Shares, of all pairs of tokens and experts, for a person to see.
+        pairs = jnp.sum(segments > 0).astype(jnp.float32) * layers * c.experts_per_token
+        return found | {name: jaxpar.Term(pairs, coef=0.0) for name in ("routed", "dropped", "overflow")}
 
     @property
     def table_VD(self) -> Float[Array, "v d"]:

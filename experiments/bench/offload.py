@@ -21,7 +21,7 @@ import optax
 
 import jaxpar
 from experiments.bench.overhead import Case, Timing, timed
-from jaxpar.estimate.hardware import device
+from jaxpar.estimate.devices import device
 from jaxpar.plan import Offload
 from models.llama import LlamaConfig
 

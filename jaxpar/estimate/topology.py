@@ -6,7 +6,8 @@ import jax
 from jax.experimental import topologies
 
 from jaxpar.errors import BackendError
-from jaxpar.estimate.hardware import Cluster, target_config
+from jaxpar.estimate.hardware import Cluster
+from jaxpar.estimate.target import target_config
 
 # Compiling for a GPU that is not there: autotuning would have to run kernels. The overlap limit is what lets
 # XLA fly several collectives at once, so that a layer's gathers and scatters hide behind its neighbours'
@@ -23,7 +24,9 @@ def topology_devices(cluster: Cluster) -> list[jax.Device]:
 
     Raises BackendError when the CUDA plugin is missing, or when fewer than `cluster.size` CPU devices are
     simulated.
+    A mixed cluster raises ConfigError: a program is for one kind.
     """
+    cluster.check_one_kind()
     if cluster.kind == "cpu":
         return _simulated(cluster)
     if not _cuda_plugin_installed():

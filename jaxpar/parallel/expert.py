@@ -3,27 +3,30 @@
 Every device sends the pairs (token, expert) that it has for another one in a buffer of fixed size. What does not fit
 goes in further rounds, so that nothing is dropped; how many there are is known at run time alone, and the same on all
 devices of the group. With a capacity, pairs beyond it are dropped by rule, in the order of the tokens, and there is
-one round. Source: Lepikhin et al., GShard (2021), for the exchange; Gale et al., MegaBlocks (2022), for no dropping.
+one round. The tokens go in two halves, so that one half can travel while experts work on the other. Source: Lepikhin et
+al., GShard (2021), for the exchange; Gale et al., MegaBlocks (2022), for no dropping.
 
-Letters: N tokens, K experts of a token, D features, G devices of `expert`, C pairs from one device to another.
+Letters: N tokens, K experts of a token, D and F features, G devices of `expert`.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Float, Int
 
 from jaxpar import collectives
-from jaxpar.parallel.grouped import grouped_matmul, permuted, take, tile_count, tile_size, tiles
+from jaxpar.collectives import vary_nested
+from jaxpar.parallel.expert_tensor import on_own_features
+from jaxpar.parallel.grouped import grouped_matmul, permuted, take, tiles
 
-Matmul = Callable[[Array, Array], Array]
-Experts = Callable[[Array, Matmul], Array]
+Kernel = Callable[[Array], Array]
+Expert = Callable[..., Array]
+Counts = dict[str, Float[Array, ""]]
 
 # Of the pairs that each device would get if experts were equally liked.
 BOUND = 1.25
@@ -31,9 +34,8 @@ BOUND = 1.25
 
 @dataclass(frozen=True)
 class Route:
-    """`ctx.route` on a mesh: `devices` on `expert`; `capacity`: see `Capacity`, None: nothing is dropped."""
+    """`ctx.route`; `capacity`: see `Capacity`, None: nothing is dropped."""
 
-    devices: int = 1
     capacity: float | None = None
 
     def __call__(
@@ -41,39 +43,25 @@ class Route:
         x: Float[Array, "N D"],
         expert: Int[Array, "N K"],
         weight: Float[Array, "N K"],
-        experts: int,
-        run: Experts,
-    ) -> Float[Array, "N F"]:
-        """The weighted sum, for every token, of what its experts make of it; see `Context.route`."""
-        if self.capacity is not None:
-            expert = _within_capacity(expert, experts, self.capacity)
-        pairs = self._pairs(expert.size)
-        run_tiles, weights = _open(run, x, self.devices * pairs, experts // self.devices)
-        if self.devices == 1:
-            return _on_one_device(run_tiles, x, expert, weight, experts, weights)
-        exchange = _Exchange(self.devices, experts, pairs, run_tiles)
-        out = exchange.one_round(0, x, weight, weights, expert)
-        if self.capacity is None:
-            out = out + _overflow(exchange, x, weight, weights, expert)
-        return out.astype(x.dtype)
+        run: Expert,
+        kernels: Sequence[Array],
+        dims: Sequence[int | None],
+        devices: int,
+    ) -> tuple[Float[Array, "N F"], Counts]:
+        """The weighted sum, for every token, of what its experts make of it, and counts; see `Context.route`.
 
-    def _pairs(self, pairs: int) -> int:
-        """From one device to another in one round."""
-        if self.devices == 1:
-            return pairs
-        share = BOUND if self.capacity is None else self.capacity
-        return min(pairs, -(-int(pairs * share) // self.devices) + 1)
+        `kernels`: this device's, `[experts, in, out]`, of which dim `dims` is split over `tensor`; over how many
+        `devices` of `expert` they are spread. `expert` is the number of experts or more for a pair of none.
+        """
+        experts = kernels[0].shape[0] * devices
+        kept = expert if self.capacity is None else _within_capacity(expert, experts, self.capacity)
+        exchange = _Exchange(devices, experts, run, self.capacity)
+        out = on_own_features(exchange, run, dims)(x, weight, kept, *kernels)
+        return out.astype(x.dtype), self._counts(exchange, expert, kept)
 
-
-def _open(run: Experts, x: Array, rows: int, groups: int) -> tuple[Any, Any]:
-    """-> `run` as a function of rows in tiles, each tile's group and what it closes over; and what that is: weights."""
-
-    def run_tiles(rows: Array, group: Array) -> Array:
-        return run(rows, lambda a, kernel: grouped_matmul(a, kernel, group))
-
-    count = tile_count(rows, groups)
-    shapes = ((count * tile_size(rows, groups), x.shape[1]), x.dtype), ((count,), jnp.int32)
-    return jax.closure_convert(run_tiles, *collectives.vary([jnp.zeros(*shape) for shape in shapes]))
+    def _counts(self, exchange: "_Exchange", expert: Array, kept: Array) -> Counts:
+        wanted, routed = (jnp.sum(e < exchange.experts, dtype=jnp.float32) for e in (expert, kept))
+        return {"routed": routed, "dropped": wanted - routed, "overflow": exchange.late(kept)}
 
 
 def _within_capacity(expert: Array, experts: int, capacity: float) -> Array:
@@ -96,87 +84,124 @@ def _weighted(y: Float[Array, "N K F"], weight: Float[Array, "N K"]) -> Float[Ar
     return jnp.einsum("nkf,nk->nf", y, weight, preferred_element_type=jnp.float32)
 
 
-def _on_one_device(run: Any, x: Array, expert: Array, weight: Array, experts: int, weights: Any) -> Array:
-    t = tiles(expert.reshape(-1), experts)
-    token = jnp.where(t.source < expert.size, t.source // expert.shape[1], x.shape[0])
-    y = run(permuted(x, token, t.place.reshape(expert.shape)), t.group, *weights)
-    pairs = permuted(y, t.place, t.source[:, None])
-    return _weighted(pairs.reshape(*expert.shape, -1), weight).astype(x.dtype)
-
-
 @dataclass(frozen=True)
 class _Exchange:
-    """`pairs`: how many go from one device to another in a round. `run(rows, group of each tile, *weights)`."""
+    """Calling it gives float32[N, F]; `run(rows, *kernels)` is what an expert does, see `Context.route`."""
 
     devices: int
     experts: int
-    pairs: int
-    run: Any
+    run: Expert
+    capacity: float | None
+
+    def __call__(self, x: Array, weight: Array, expert: Array, *kernels: Array) -> Array:
+        if self.devices == 1:
+            return self._on_one_device(x, weight, expert, kernels)
+        return jnp.concatenate([self._exchanged(*half, kernels=kernels) for half in self._halves(x, weight, expert)])
+
+    def late(self, expert: Array) -> Float[Array, ""]:
+        """How many pairs go in further rounds than the first."""
+        if self.devices == 1 or self.capacity is not None:
+            return collectives.vary(jnp.zeros((), jnp.float32))
+        late = [jnp.maximum(self._sizes(e) - self._pairs(e.size), 0) for (e,) in self._halves(expert)]
+        return jnp.sum(jnp.stack(late), dtype=jnp.float32)
+
+    def _halves(self, *arrays: Array) -> list[tuple[Array, ...]]:
+        parts = 1 if arrays[0].shape[0] % 2 else 2
+        return list(zip(*(jnp.split(a, parts) for a in arrays), strict=True))
+
+    def _pairs(self, pairs: int) -> int:
+        """Of so many, those that go from one device to another in one round."""
+        share = BOUND if self.capacity is None else self.capacity
+        return min(pairs, -(-int(pairs * share) // self.devices) + 1)
+
+    def _on_one_device(self, x: Array, weight: Array, expert: Array, kernels: Sequence[Array]) -> Array:
+        t = tiles(expert.reshape(-1), self.experts)
+        token = jnp.where(t.source < expert.size, t.source // expert.shape[1], x.shape[0])
+        y = self._run(permuted(x, token, t.place.reshape(expert.shape)), t.group, kernels)
+        pairs = permuted(y, t.place, t.source[:, None])
+        return _weighted(pairs.reshape(*expert.shape, -1), weight)
+
+    def _run(self, rows: Array, group: Array, kernels: Sequence[Array]) -> Array:
+        """`rows` in tiles, each of one group."""
+        return self.run(rows, *[functools.partial(_times, kernel=kernel, group=group) for kernel in kernels])
+
+    def _exchanged(self, x: Array, weight: Array, expert: Array, *, kernels: Sequence[Array]) -> Array:
+        out = self.one_round(0, x, weight, kernels, expert)
+        return out if self.capacity is not None else out + _overflow(self, x, weight, kernels, expert)
 
     def rounds(self, expert: Array) -> Array:
         """How many rounds it takes, the same on all devices of `expert`."""
-        dest = self._destination(expert.reshape(-1))
-        sizes = jnp.sum(dest[:, None] == jnp.arange(self.devices)[None, :], axis=0)
-        needed = -(-jnp.max(sizes) // self.pairs)
-        return collectives.vary(lax.pmax(needed, "expert"))
+        needed = -(-jnp.max(self._sizes(expert)) // self._pairs(expert.size))
+        return vary_nested(lax.pmax(needed, "expert"))
 
-    def one_round(self, n: Array | int, x: Array, weight: Array, weights: Any, expert: Array) -> Array:
-        """float32[N, F]: the contributions of the pairs that go in round `n`."""
-        pairs = expert.reshape(-1)
+    def one_round(
+        self, n: Array | int, x: Array, weight: Array, kernels: Sequence[Array], expert: Array
+    ) -> Float[Array, "N F"]:
+        """The contributions of the pairs that go in round `n`, float32."""
+        pairs, most = expert.reshape(-1), self._pairs(expert.size)
         dest = self._destination(pairs)
-        slot = _rank(dest, self.devices + 1) - n * self.pairs
-        mine = (dest < self.devices) & (slot >= 0) & (slot < self.pairs)
-        sent, none = self.devices * self.pairs, pairs.shape[0]
-        place = jnp.where(mine, dest * self.pairs + slot, sent)
+        slot = _rank(dest, self.devices + 1) - n * most
+        mine = (dest < self.devices) & (slot >= 0) & (slot < most)
+        sent, none = self.devices * most, pairs.shape[0]
+        place = jnp.where(mine, dest * most + slot, sent)
         # The pair in each place of what is sent; no pair where it is not full.
         pair = jnp.full(sent + 1, none, jnp.int32).at[place].set(jnp.arange(none, dtype=jnp.int32))[:sent]
         own = self.experts // self.devices
         there = pair < none
         group = _trade(jnp.where(there, take(pairs, pair) % own, own).reshape(self.devices, -1)).reshape(-1)
         token = jnp.where(there, pair // expert.shape[1], x.shape[0])
-        rows = _trade(permuted(x, token, place.reshape(expert.shape)).reshape(self.devices, self.pairs, -1))
+        rows = _trade(permuted(x, token, place.reshape(expert.shape)).reshape(self.devices, most, -1))
         t = tiles(group, own)
-        y = self.run(permuted(rows.reshape(sent, -1), t.source, t.place[:, None]), t.group, *weights)
-        home = _trade(permuted(y, t.place, t.source[:, None]).reshape(self.devices, self.pairs, -1))
+        y = self._run(permuted(rows.reshape(sent, -1), t.source, t.place[:, None]), t.group, kernels)
+        home = _trade(permuted(y, t.place, t.source[:, None]).reshape(self.devices, most, -1))
         y_NKF = permuted(home.reshape(sent, -1), place, pair[:, None]).reshape(*expert.shape, -1)
         return _weighted(y_NKF, weight)
+
+    def _sizes(self, expert: Array) -> Int[Array, " G"]:
+        """How many pairs are for each device."""
+        dest = self._destination(expert.reshape(-1))
+        return jnp.sum(dest[:, None] == jnp.arange(self.devices)[None, :], axis=0)
 
     def _destination(self, pairs: Array) -> Array:
         """The device of each pair's expert; `devices`, which is none, for a pair of no expert."""
         return jnp.minimum(pairs // (self.experts // self.devices), self.devices)
 
 
+def _times(rows: Array, *, kernel: Array, group: Array) -> Array:
+    return grouped_matmul(rows, kernel, group)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _overflow(exchange: _Exchange, x: Array, weight: Array, weights: Any, expert: Array) -> Array:
+def _overflow(exchange: _Exchange, x: Array, weight: Array, kernels: Any, expert: Array) -> Array:
     """What does not fit into the first round, in as many more as it takes: usually none."""
-    shape = jax.eval_shape(lambda: exchange.one_round(1, x, weight, weights, expert))
-    start = collectives.vary((jnp.ones((), jnp.int32), jnp.zeros(shape.shape, shape.dtype)))
+    shape = jax.eval_shape(lambda: exchange.one_round(1, x, weight, kernels, expert))
+    start = vary_nested((jnp.ones((), jnp.int32), jnp.zeros(shape.shape, shape.dtype)))
     rounds = exchange.rounds(expert)
 
     def more(carry: Any) -> Any:
         n, out = carry
-        return collectives.vary((n + 1, out + exchange.one_round(n, x, weight, weights, expert)))
+        return vary_nested((n + 1, out + exchange.one_round(n, x, weight, kernels, expert)))
 
     return lax.while_loop(lambda carry: carry[0] < rounds, more, start)[1]
 
 
-def _overflow_fwd(exchange: _Exchange, x: Array, weight: Array, weights: Any, expert: Array) -> Any:
-    return _overflow(exchange, x, weight, weights, expert), (x, weight, weights, expert)
+def _overflow_fwd(exchange: _Exchange, x: Array, weight: Array, kernels: Any, expert: Array) -> Any:
+    return _overflow(exchange, x, weight, kernels, expert), (x, weight, kernels, expert)
 
 
 def _overflow_bwd(exchange: _Exchange, saved: Any, d_out: Array) -> Any:
-    x, weight, weights, expert = saved
-    start = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), (x, weight, weights))
+    x, weight, kernels, expert = saved
+    start = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), (x, weight, kernels))
     rounds = exchange.rounds(expert)
 
     def more(carry: Any) -> Any:
         n, total = carry
-        _, vjp = jax.vjp(lambda x, w, ws: exchange.one_round(n, x, w, ws, expert), x, weight, weights)
-        return collectives.vary((n + 1, jax.tree.map(lambda t, g: t + g.astype(jnp.float32), total, vjp(d_out))))
+        _, vjp = jax.vjp(lambda x, w, ks: exchange.one_round(n, x, w, ks, expert), x, weight, kernels)
+        return vary_nested((n + 1, jax.tree.map(lambda t, g: t + g.astype(jnp.float32), total, vjp(d_out))))
 
-    carry = collectives.vary((jnp.ones((), jnp.int32), start))
+    carry = vary_nested((jnp.ones((), jnp.int32), start))
     _, total = lax.while_loop(lambda carry: carry[0] < rounds, more, carry)
-    return *jax.tree.map(lambda t, a: t.astype(a.dtype), total, (x, weight, weights)), None
+    return *jax.tree.map(lambda t, a: t.astype(a.dtype), total, (x, weight, kernels)), None
 
 
 _overflow.defvjp(_overflow_fwd, _overflow_bwd)
@@ -196,7 +221,4 @@ _trade_floats.defvjp(lambda x: (_all_to_all(x), None), lambda _, g: (_all_to_all
 
 
 def _all_to_all(x: Array) -> Array:
-    def trade(x: Array) -> Array:
-        return lax.all_to_all(x, "expert", 0, 0, tiled=True)
-
-    return collectives.on_tensor_shards(trade, P(), P())(x)
+    return lax.all_to_all(x, "expert", 0, 0, tiled=True)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int
 
-from jaxpar.collectives import vary
+from jaxpar.collectives import vary_nested
 
 TILE = 128
 
@@ -36,8 +36,8 @@ class Tiles:
 
 
 def tile_size(rows: int, groups: int) -> int:
-    """Rows of a tile: as many as keep what is not filled below a tenth of the rows, on average; at least 8."""
-    return max(8, min(TILE, rows // (5 * groups) // 8 * 8))
+    """Rows of a tile: as many as add at most a sixth to the rows, a twelfth on average; at least 8."""
+    return max(8, min(TILE, rows // (6 * groups) // 8 * 8))
 
 
 def tile_count(rows: int, groups: int) -> int:
@@ -119,14 +119,30 @@ _matmul.defvjp(_matmul_fwd, _matmul_bwd)
 
 
 def _by_tile(spec: str, x, kernel, group):  # type: ignore[no-untyped-def]
-    tiles_of_x = x.reshape(group.shape[0], -1, x.shape[1])
+    x_PTD = x.reshape(group.shape[0], -1, x.shape[1])
 
-    def tile(_, inputs):  # type: ignore[no-untyped-def]
-        rows, g = inputs
-        return None, _dot(spec, rows, _kernel(kernel, g)).astype(x.dtype)
+    def multiply(x_TD, one):  # type: ignore[no-untyped-def]
+        return _dot(spec, x_TD, one).astype(x.dtype)
 
-    _, tiles_of_y = lax.scan(tile, None, (tiles_of_x, group))
-    return tiles_of_y.reshape(x.shape[0], -1)
+    def read(_, inputs):  # type: ignore[no-untyped-def]
+        x_TD, g = inputs
+        return None, multiply(x_TD, _at(kernel, g))
+
+    def keep(held, inputs):  # type: ignore[no-untyped-def]
+        x_TD, g, first = inputs
+        held = lax.cond(first, lambda held: _at(kernel, g), lambda held: held, held)
+        return held, multiply(x_TD, held)
+
+    def keeping(x_PTD, group):  # type: ignore[no-untyped-def]
+        start = vary_nested(jnp.zeros(kernel.shape[1:], kernel.dtype))
+        first = jnp.concatenate([jnp.ones_like(group[:1], bool), group[1:] != group[:-1]])
+        return lax.scan(keep, start, (x_PTD, group, first))[1]
+
+    def reading(x_PTD, group):  # type: ignore[no-untyped-def]
+        return lax.scan(read, None, (x_PTD, group))[1]
+
+    # A tile on CPU copies its kernel, unless the last one's is kept; on GPU a condition in a loop waits for the host.
+    return lax.platform_dependent(x_PTD, group, cpu=keeping, default=reading).reshape(x.shape[0], -1)
 
 
 def _kernel_gradient(x, dy, group, shape):  # type: ignore[no-untyped-def]
@@ -134,14 +150,14 @@ def _kernel_gradient(x, dy, group, shape):  # type: ignore[no-untyped-def]
 
     def tile(total, inputs):  # type: ignore[no-untyped-def]
         x_TD, dy_TF, g = inputs
-        new = _kernel(total, g) + _dot("td,tf->df", x_TD, dy_TF)
+        new = _at(total, g) + _dot("td,tf->df", x_TD, dy_TF)
         return lax.dynamic_update_index_in_dim(total, new, g, 0), None
 
-    start = vary(jnp.zeros(shape, jnp.float32))
+    start = vary_nested(jnp.zeros(shape, jnp.float32))
     return lax.scan(tile, start, (x_PTD, dy_PTF, group))[0]
 
 
-def _kernel(kernel, group):  # type: ignore[no-untyped-def]
+def _at(kernel, group):  # type: ignore[no-untyped-def]
     return lax.dynamic_index_in_dim(kernel, group, 0, keepdims=False)
 
 

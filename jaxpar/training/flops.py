@@ -4,7 +4,7 @@ from math import prod
 
 import numpy as np
 
-from jaxpar.estimate.hardware import device_named
+from jaxpar.estimate.devices import device_named
 from jaxpar.structure import ParamInfo, Structure
 
 

@@ -10,8 +10,9 @@ from jax.experimental import topologies
 from jax.sharding import PartitionSpec as P
 
 from jaxpar.estimate.compile import report
-from jaxpar.estimate.hardware import Cluster, target_config
+from jaxpar.estimate.hardware import Cluster
 from jaxpar.estimate.hlo import read_hlo
+from jaxpar.estimate.target import target_config
 from jaxpar.estimate.topology import compiler_options, topology_devices
 from tests.estimate.programs import DOT_FLOPS, NESTED_TOTALS, array, lower, mesh_of, nested
 

@@ -1,0 +1,94 @@
+"""How long the stages of a pipeline take for a step's microbatches, and for how much of that they wait."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+
+from jaxpar.estimate.layer_time import LayerTime
+from jaxpar.estimate.layout import Layout
+from jaxpar.pipeline import Costs, Kind, build, from_table
+
+# How often the slots of a schedule have tasks of these kinds on some stage: a slot lasts as long as its longest task.
+Slots = dict[frozenset[Kind], int]
+
+
+@dataclass(frozen=True)
+class PipeTime:
+    """Seconds of a step. `total`: of the layers, embedding and head. `work`: of that, what a device computes on
+    average. `in_flight`: chunks of layers whose activations the fullest stage holds at once."""
+
+    total: float
+    work: float
+    in_flight: int
+
+
+def independent(layout: Layout, depth: int, layer: LayerTime, head: float) -> PipeTime:
+    """Stages that go on as soon as their input is there: all microbatches through the slowest stage, and once through
+    the others (their chunks in turns: Narayanan et al., 2021)."""
+    seconds = layer.all_forward + layer.all_backward
+    stages = _stages(layout, depth, seconds, head)
+    slowest, everything = max(stages), depth * seconds + head
+    total = layout.microbatches * slowest + (sum(stages) - slowest) / layout.chunks
+    p, v = layout.pipe, layout.chunks
+    ahead = p if v == 1 else (p * (v + 1) - 1)
+    in_flight = min(layout.microbatches * v, ahead)
+    return PipeTime(total, layout.microbatches * everything / p, in_flight)
+
+
+def _stages(layout: Layout, depth: int, layer: float, head: float) -> list[float]:
+    """Seconds of each stage for one microbatch. Where layers do not divide, the last stage has what is left."""
+    p = layout.pipe
+    if p == 1:
+        return [depth * layer + head]
+    if layout.ends_are_layers:
+        full = (depth + 2) / p
+        return [(full - 1) * layer, *[full * layer] * (p - 2), (full - 1) * layer + head]
+    full = ceil(depth / p)
+    stages = [full * layer if (i + 1) * full <= depth else max(0, depth - i * full) * layer for i in range(p)]
+    stages[-1] += head
+    return stages
+
+
+def lockstep(layout: Layout, depth: int, layer: LayerTime, head: float) -> PipeTime:
+    """Stages that play a schedule tick by tick and share the head: the time is that of the schedule, by its own
+    slots."""
+    p, m = layout.pipe, layout.microbatches
+    v = 2 if layout.schedule == "zero_bubble_v" and p > 1 else layout.chunks
+    name, chunks, fill = (layout.schedule, layout.chunks, layout.fill) if p > 1 else ("1f1b", 1, False)
+    slots, in_flight = schedule_slots(name, p, m, chunks, fill)
+    layers = ceil(depth / (p * v)) * v
+    costs = Costs(layers * layer.all_forward, layers * (layer.all_backward - layer.weight), layers * layer.weight)
+    split = any(Kind.W in kinds for kinds in slots)
+    seconds = sum(n * max(costs.of(kind, split) for kind in kinds) for kinds, n in slots.items()) / v
+    work = m * (depth / p * (layer.all_forward + layer.all_backward) + head / p)
+    return PipeTime(seconds + m * head / p, work, in_flight)
+
+
+def schedule_slots(name: str, stages: int, microbatches: int, chunks: int, fill: bool) -> tuple[Slots, int]:
+    """Of the schedule `build` makes, how many slots have which kinds of task, and the most chunks in flight.
+
+    `name`: also a clock table as text. A long schedule only repeats its middle: it is counted from two short ones.
+    Raises `PlanError` as `build` does.
+    """
+    short = 2 * stages + microbatches % stages
+    if microbatches <= short + stages or "|" in name:
+        return _counted(name, stages, microbatches, chunks, fill)
+    near, in_flight = _counted(name, stages, short, chunks, fill)
+    far, further = _counted(name, stages, short + stages, chunks, fill)
+    repeats = (microbatches - short) // stages
+    slots = {kinds: n + (repeats - 1) * (n - near.get(kinds, 0)) for kinds, n in far.items()}
+    return slots, in_flight + repeats * (further - in_flight)
+
+
+@lru_cache(maxsize=4096)
+def _counted(name: str, stages: int, microbatches: int, chunks: int, fill: bool) -> tuple[Slots, int]:
+    own = from_table(name) if "|" in name else None
+    schedule = own or build(name, stages, microbatches, chunks, fill=fill)
+    kinds: dict[tuple[int, int], set[Kind]] = {}
+    for tick, _, slot, task in schedule.entries():
+        kinds.setdefault((tick, slot), set()).add(task.kind)
+    counts: Slots = {}
+    for found in kinds.values():
+        key = frozenset(found)
+        counts[key] = counts.get(key, 0) + 1
+    return counts, max(schedule.peak_live())
