@@ -94,7 +94,7 @@ _COLLECTIVE = ("axis", "kind", "executions", "bytes", "asynchronous", "overlaps_
 
 def _plain_collective(c: Collective) -> dict[str, Any]:
     plain = {name: getattr(c, name) for name in _COLLECTIVE}
-    return plain | {"source": best_line(c.frames), "parameters": c.parameters}
+    return plain | {"source": best_line(c.frames), "parameters": [path for path in c.parameters if path]}
 
 
 def report(program: jax.stages.Lowered | jax.stages.Compiled, mesh: jax.sharding.Mesh) -> StepReport:

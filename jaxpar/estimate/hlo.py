@@ -5,7 +5,7 @@ around, so that peeled iterations, hoisted and combined collectives count as wha
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from jaxpar.errors import BackendError
@@ -40,7 +40,7 @@ class Collective:
     `loop_depth`: the number of loops around it.
     `frames`: the source lines it comes from, innermost first.
     `generated`: XLA's partitioner put it there, because of how arrays lie; else it was written as a collective.
-    `parameters`: paths of the model's parameters, if what it moves is pieces of them and of nothing else.
+    `parameters`: of each array that it moves, the path of the model's parameter that it is a piece of; '' of others.
     `leaves`, `dim`: the arrays of its result, and which dim of theirs an all-gather concatenates.
     """
 
@@ -58,6 +58,14 @@ class Collective:
     parameters: tuple[str, ...] = ()
     leaves: tuple[Leaf, ...] = ()
     dim: int = 0
+
+    def parts(self) -> "Iterator[Collective]":
+        """XLA combines collectives: one for each array that this one moves."""
+        if len(self.leaves) != len(self.parameters):
+            yield self
+            return
+        for leaf, path in zip(self.leaves, self.parameters, strict=True):
+            yield replace(self, leaves=(leaf,), parameters=(path,), bytes=leaf.nbytes)
 
     @property
     def axis(self) -> str:
@@ -148,6 +156,7 @@ class _Walk:
 
     def collective(self, computation: Computation, at: Instruction) -> Collective:
         axes, group_size = collective_axes(at.attributes, self.axes)
+        operands = [operand.name for operand in computation.operands(at)]
         payload = computation.operand_bytes(at) * (group_size if at.base == "all-gather" else 1)
         return Collective(
             axes,
@@ -158,8 +167,8 @@ class _Walk:
             op_name=at.op_name,
             frames=self.lines.frames(at.attributes),
             generated=_generated(at),
-            parameters=self.origins.parameters(computation.name, at.name),
-            leaves=at.leaves[len(at.operands) :] if at.starts and at.base == "all-gather" else at.leaves,
+            parameters=tuple(",".join(self.origins.parameters(computation.name, n)) for n in operands),
+            leaves=at.leaves[len(operands) : 2 * len(operands)] if at.starts and at.base in _GIVE_BACK else at.leaves,
             dim=next(iter(at.numbers("dimensions")), 0),
         )
 
@@ -173,6 +182,9 @@ class _Walk:
         unknown = (at.name,) if once.collectives or once.dot_flops else ()
         return replace(once, unknown_loops=once.unknown_loops + unknown)
 
+
+# Whose `-start` results in its operands as well, in front.
+_GIVE_BACK = ("all-gather", "collective-permute")
 
 # How jax names the collectives that a program writes; all others come from the partitioner.
 _WRITTEN = re.compile(r"(?:^|/)(?:psum|pmax|pmin|ppermute|all_gather|reduce_scatter|all_to_all|ragged_all_to_all)\w*$")

@@ -18,7 +18,7 @@ from jaxpar.run import Run
 
 _VERBS = {"all-gather": "gathered", "collective-permute": "sent on", "collective-broadcast": "sent to all"}
 _MEND = {
-    "parameter": "keep its constraint and what is made of it split over the same axis, or let the plan gather it: zero=3",
+    "parameter": "constrain it, and what is made of it, as its names split it",
     "activation": "say with ctx.constrain(x, ...) how what is made there lies over tensor",
 }
 
@@ -54,7 +54,7 @@ def lint(run: Run, collectives: tuple[Collective, ...], uses: Uses) -> tuple[Fin
 
 def _key(c: Collective, uses: Uses) -> tuple[str, ...]:
     line = next(filter(None, map(uses.line, c.parameters)), "") or best_line(c.frames)
-    return ",".join(c.parameters), line, c.kind, c.axis
+    return ",".join(filter(None, c.parameters)), line, c.kind, c.axis
 
 
 def _gathered(broken: list[Collective], uses: Uses) -> Iterator[Finding]:
@@ -65,8 +65,9 @@ def _gathered(broken: list[Collective], uses: Uses) -> Iterator[Finding]:
         what = "parameter" if parameter else "activation"
         shape = " ".join(dict.fromkeys(f"{leaf.dtype}{list(leaf.dims)}" for c in group for leaf in c.leaves))
         loop = " inside a loop" if any(c.loop_depth for c in group) else ""
+        who = f"parameter {parameter}" if parameter else f"activation or gradient {shape}"
         text = (
-            f"{line or 'no source line'}: {what} {parameter or shape} is {_VERBS.get(kind, 'traded')} over {axis} by "
+            f"{line or 'no source line'}: {who} is {_VERBS.get(kind, 'traded')} over {axis} by "
             f"{times} x {kind}{loop}, {size(moved)} a step, which the plan does not promise; {_MEND[what]}"
         )
         yield Finding(f"gathered {what}", parameter, line, moved, text)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxpar.estimate.hlo_text import Instruction, Module
-from jaxpar.estimate.source_lines import SourceLines, best_line, model_lines
+from jaxpar.estimate.source_lines import Frame, SourceLines, best_line, model_lines
 
 _ALIVE = re.compile(r"^\s+(\S+?)\{([\d,]*)\}: (\d+) bytes")
 _ALLOCATION = re.compile(r"^allocation (\d+): ")
@@ -51,10 +51,9 @@ def largest_buffers(directory: Path, module: Module, most: int = 10) -> tuple[Bu
     writers: dict[_Place, list[str]] = {}
     for (name, _), place in assigned.items():
         writers.setdefault(place, []).append(name)
-    instructions = {i.name: i for c in module.computations.values() for i in c.instructions.values()}
-    lines = SourceLines(module.tables)
     largest = sorted(alive, key=lambda place: -place.size)[:most]
-    return tuple(_buffer(p, [instructions[n] for n in writers[p] if n in instructions], lines) for p in largest)
+    names = _Names(module)
+    return tuple(names.buffer(place, writers[place]) for place in largest)
 
 
 def _text(directory: Path, pattern: str) -> str:
@@ -82,13 +81,33 @@ def _assigned(text: str) -> Iterator[tuple[Value, _Place]]:
             yield (name, element or ""), _Place(allocation, int(offset), int(size), shape.partition("{")[0])
 
 
-def _buffer(place: _Place, writers: list[Instruction], lines: SourceLines) -> Buffer:
-    """Named by the step's argument that lies there, else by the first operation that comes from the model."""
-    argument = next((i for i in writers if i.opcode == "parameter" and i.op_name), None)
-    if argument is not None:
-        return Buffer(place.size, place.shape, argument.op_name.replace("\\'", "'"), "")
-    frames = {i: lines.frames(i.attributes) for i in writers if i.opcode not in ("while", "parameter", "tuple")}
-    best = next((i for i, f in frames.items() if model_lines(f)), next((i for i, f in frames.items() if f), None))
-    if best is None:
-        return Buffer(place.size, place.shape, "", "")
-    return Buffer(place.size, place.shape, best.op_name.rpartition("/")[2], best_line(frames[best]))
+class _Names:
+    """What a person calls a buffer, told by the instructions that write to it."""
+
+    def __init__(self, module: Module):
+        self.module, self.lines = module, SourceLines(module.tables)
+        self.home = {name: c for c in module.computations.values() for name in c.instructions}
+
+    def buffer(self, place: _Place, writers: list[str]) -> Buffer:
+        """Named by the step's argument that lies there, else by the first operation that comes from the model."""
+        known = [self.home[name].instructions[name] for name in writers if name in self.home]
+        argument = next((i for i in known if i.opcode == "parameter" and i.op_name), None)
+        if argument is not None:
+            return Buffer(place.size, place.shape, argument.op_name.replace("\\'", "'"), "")
+        made = [i for i in known if i.opcode not in ("while", "parameter", "tuple")]
+        told = [i for i in made if self._frames(i)]
+        best = next((i for at in told for i in (at, *self._saved(at)) if model_lines(self._frames(i))), None)
+        best = best or next(iter(told), None)
+        if best is None:
+            return Buffer(place.size, place.shape, "", "")
+        return Buffer(place.size, place.shape, best.op_name.rpartition("/")[2], best_line(self._frames(best)))
+
+    def _frames(self, at: Instruction) -> tuple[Frame, ...]:
+        return self.lines.frames(at.attributes)
+
+    def _saved(self, at: Instruction) -> Iterator[Instruction]:
+        """Of something that is put away in part of a buffer (`dynamic-update-slice`): where it comes from."""
+        inside = [i for name in at.callees for i in reversed(self.module.computations[name].instructions.values())]
+        if at.opcode == "dynamic-update-slice" or any(i.opcode == "dynamic-update-slice" for i in inside):
+            yield from inside
+            yield from reversed(list(self.home[at.name].operands(at)))

@@ -30,14 +30,16 @@ class Promises:
     run: Run
 
     def broken(self, collectives: tuple[Collective, ...]) -> Iterator[Collective]:
-        """Those that nothing promises."""
-        return (c for c in collectives if c.axes and c.kind in GATHERS and not self._promised(c))
+        """Those that nothing promises, each of one array."""
+        gathers = (c for c in collectives if c.axes and c.kind in GATHERS)
+        return (part for c in gathers for part in c.parts() if not self._promised(part))
 
     def _promised(self, c: Collective) -> bool:
         if not c.generated:
             return self._written(c)
         if all(axis.partition(":")[0] == "tensor" for axis in c.axes):
-            return not c.parameters and (self._copies_of_heads(c) or self._positions(c))
+            vectors = all(len(leaf.dims) <= 1 for leaf in c.leaves)  # biases, sums: no activation is one
+            return not any(c.parameters) and (vectors or self._copies_of_heads(c) or self._positions(c))
         return self._updated_parameters(c)
 
     def _written(self, c: Collective) -> bool:
@@ -45,7 +47,8 @@ class Promises:
         if who is not None and not who.ours:
             return c.kind == "collective-permute"
         placements = self.run.placements
-        return all(placements[path].gathers for path in c.parameters) or c.kind != "all-gather"
+        paths = [path for joined in c.parameters for path in joined.split(",") if path]
+        return all(placements[path].gathers for path in paths) or c.kind != "all-gather"
 
     def _copies_of_heads(self, c: Collective) -> bool:
         """Among part of `tensor`: a dim that does not divide is replicated, and XLA still splits what it can of it."""

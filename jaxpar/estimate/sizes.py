@@ -24,5 +24,5 @@ def parse_size(text: str) -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*", text)
     units = {name.lower(): factor for name, factor in _UNITS.items()}
     if found is None or found.group(2).lower() not in units or float(found.group(1)) == 0:
-        raise ConfigError(f"size {text!r}: needs a number above 0 and a unit such as GB (10^9 bytes) or GiB (2^30 bytes)")
+        raise ConfigError(f"size {text!r}: needs a number above 0 and a unit, such as GB (10^9 bytes) or GiB")
     return round(float(found.group(1)) * units[found.group(2).lower()])

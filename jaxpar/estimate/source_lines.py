@@ -1,7 +1,7 @@
 """From an instruction of a compiled program to the source lines it was traced from.
 
-XLA prints four numbered tables in front of the computations (files, functions, places, frames) and gives each instruction
-the number of its innermost frame; older versions print `source_file="..." source_line=7` at the instruction itself.
+XLA prints four numbered tables in front of the computations (files, functions, places, frames) and gives each
+instruction the number of its innermost frame; older ones print `source_file="..." source_line=7` at the instruction.
 """
 
 import re
@@ -55,7 +55,7 @@ class Frame:
 
 
 class SourceLines:
-    """The tables of one module. `text`: that of the module, of which what stands before the first computation is read."""
+    """The tables of one module. `text`: what stands before its first computation."""
 
     def __init__(self, text: str):
         self.text = text
@@ -112,14 +112,14 @@ def asked_by(frames: tuple[Frame, ...]) -> Frame | None:
 
 
 def model_lines(frames: tuple[Frame, ...]) -> list[Frame]:
-    """The lines of the model, which is what jaxpar's executor calls, innermost first; none of what it did not ask for."""
+    """The lines of the model, which is what jaxpar's executor calls, innermost first; [] where it did not ask."""
     inside = list(takewhile(lambda frame: not frame.executor, frames))
     theirs = [frame for frame in inside if not frame.ours and not frame.library]
     return list(dict.fromkeys(theirs)) if len(inside) < len(frames) or theirs == inside else []
 
 
 def best_line(frames: tuple[Frame, ...]) -> str:
-    """The model's lines, `layers.py:34 < model.py:7` for one that is called by another, or jaxpar's; '' if none is known."""
+    """The model's lines, `layers.py:34 < model.py:7` for one called by another, or jaxpar's; '' if none is known."""
     if lines := model_lines(frames):
         return " < ".join(map(str, lines))
     found = asked_by(frames)
