@@ -187,7 +187,9 @@ class _Walk:
 _GIVE_BACK = ("all-gather", "collective-permute")
 
 # How jax names the collectives that a program writes; all others come from the partitioner.
-_WRITTEN = re.compile(r"(?:^|/)(?:psum|pmax|pmin|ppermute|all_gather|reduce_scatter|all_to_all|ragged_all_to_all)\w*$")
+# Combined ones are named `(.../all_gather:all_gather)`.
+_NAME = r"(?:psum|pmax|pmin|ppermute|all_gather|reduce_scatter|all_to_all|ragged_all_to_all)\w*"
+_WRITTEN = re.compile(rf"(?:^|[/(]){_NAME}(?::{_NAME})*\)?$")
 
 
 def _generated(at: Instruction) -> bool:

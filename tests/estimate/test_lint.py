@@ -84,3 +84,9 @@ SILENT = [
 def test_plans_that_do_as_they_promise_are_passed_in_silence(cell):
     """Otherwise people learn to read past the findings."""
     assert lint_one(entry(cell), "1x8xcpu") == []
+
+
+def test_gathers_that_xla_combines_are_still_told_by_who_wrote_them():
+    """Otherwise ZeRO-3's gathers of weights, in one with those of documents, would seem to be nobody's."""
+    cell = SequenceCell("packed", "ulysses", "seq=8", "1f1b", zero=3, microbatches=2, remat="none")
+    assert lint_one(entry(cell), "1x8xh100") == []
