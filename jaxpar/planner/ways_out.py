@@ -1,10 +1,9 @@
-"""Where no plan is legal or fits: single changes of what was asked that give one, and what they cost."""
+"""Where no plan is legal or fits: changes of what was asked that give one, and what they cost."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxpar.errors import ConfigError
 from jaxpar.estimate.devices import device, every_kind
 from jaxpar.planner.candidate import Candidate
 from jaxpar.planner.question import Question
@@ -15,13 +14,12 @@ from jaxpar.planner.space import Space
 # How many are told.
 MOST = 3
 # More nodes are tried up to so many times as many.
-TIMES = 1024
+TIMES = 4096
 
 
 @dataclass(frozen=True)
 class WayOut:
-    """`change`: what to do. `cost`: device-seconds of a step in the best plan it gives; `devices`: of its cluster.
-    `numerics`: whether it changes what is computed."""
+    """`change`: what to do. `best`: the plan it gives, on so many `devices`. `numerics`: it changes what is computed."""
 
     change: str
     best: Candidate
@@ -30,67 +28,80 @@ class WayOut:
 
     @property
     def cost(self) -> float:
+        """Device-seconds of a step."""
         return self.devices * self.best.time.total
 
     def __str__(self) -> str:
         step = f"{self.best.time.total:.3g} s a step on {self.devices} devices, {gigabytes(self.best.peak_bytes)} each"
-        return f"{self.change}: {step} ({self.best.plan})" + (", other numbers" if self.numerics else "")
+        return f"{self.change}: {step}, {self.best.plan}" + ("; changes numbers" if self.numerics else "")
 
     def to_dict(self) -> dict[str, Any]:
-        return {"change": self.change, "devices": self.devices, "numerics": self.numerics} | self.best.to_dict()
+        """For JSON."""
+        about = {"change": self.change, "devices": self.devices, "device_seconds": self.cost, "numerics": self.numerics}
+        return about | self.best.to_dict()
 
 
 def ways_out(ranked: Ranked, progress: Progress = lambda what, done, of: None, most: int = MOST) -> list[WayOut]:
-    """The cheapest changes in device-seconds of a step, those that keep the numbers before those that do not."""
-    changes = list(_changes(ranked.question))
+    """The cheapest changes in device-seconds of a step, those that keep the numbers before those that do not.
+
+    Where fewer single changes than `most` help, also more nodes, with and without one of them.
+    """
+    q = replace(ranked.question, space=_quick(ranked.question.space))
+    changes = [*_kept(q), *_other_sizes(q), *_other_numbers(q)]
     found: list[WayOut] = []
     for i, (change, question, numerics) in enumerate(changes):
         progress("ways out", i, len(changes))
         if best := _best(question):
             found.append(WayOut(change, best, question.cluster.size, numerics))
-    if not any(way.change.startswith("more nodes") for way in found):
-        found += _more_nodes(ranked.question)
+    if len(found) < most:
+        found += _more_nodes([("", q, False), *changes])
     progress("ways out", len(changes), len(changes))
     return sorted(found, key=lambda way: (way.numerics, way.cost))[:most]
+
+
+def _quick(space: Space) -> Space:
+    """A part of the space in which something fits if anything does, and is nearly as fast."""
+
+    def few(name: str, wanted: tuple) -> tuple:
+        return tuple(value for value in getattr(space, name) if value in wanted) or getattr(space, name)[:1]
+
+    return replace(
+        space, pipeline=few("pipeline", ("1f1b", "interleaved")), fill=few("fill", (False,)),
+        attention=few("attention", ("ring",)), within_node=few("within_node", (False,)), most_virtual_stages=4,
+    )  # fmt: skip
 
 
 def _best(question: Question) -> Candidate | None:
     return next(iter(Search(question).run().found), None)
 
 
-def _changes(q: Question) -> Iterator[tuple[str, Question, bool]]:
-    space, everything = q.space, Space()
-    for field, how in (("remat", "recompute"), ("zero", "shard"), ("pipeline", "other schedules")):
-        if set(getattr(everything, field)) - set(getattr(space, field)):
-            freed = replace(space, **{field: getattr(everything, field)})
-            yield f"{how}: free {field}", replace(q, space=freed), False
+Change = tuple[str, Question, bool]
+
+
+def _kept(q: Question) -> Iterator[Change]:
+    """What a plan could do that was not tried."""
+    for field in ("remat", "zero"):
+        everything = getattr(Space(), field)
+        if set(everything) - set(getattr(q.space, field)):
+            yield f"try every {field}", replace(q, space=replace(q.space, **{field: everything})), False
     for offload in (("optimizer",), ("activations",), ("optimizer", "activations")):
-        if q.base.offload != offload:
-            yield (
-                f"{' and '.join(offload)} in the host's memory: offload={offload}",
-                replace(q, space=replace(space, offload=(offload,))), False,
-            )  # fmt: skip
-    yield from _other_rows(q)
-    for kind in every_kind():
-        if device(kind).memory_bytes > q.device.memory_bytes and device(kind).bf16_flops >= q.device.bf16_flops:
-            yield f"devices with more memory: {kind}", _on(q, kind), False
-    if q.base.precision == "float32" and not space.precision:
-        yield "precision=bfloat16", replace(q, space=replace(space, precision=("bfloat16",))), True
-    if q.base.param_dtype == "float32" and not space.param_dtype:
-        yield (
-            "parameters in bfloat16: param_dtype=bfloat16",
-            replace(q, space=replace(space, param_dtype=("bfloat16",))),
-            True,
-        )
+        if q.base.offload != offload and not q.space.offload:
+            what = " and ".join(offload)
+            yield f"offload {what} to the host", replace(q, space=replace(q.space, offload=(offload,))), False
 
 
-def _on(q: Question, kind: str) -> Question:
-    parts = [replace(part, kind=kind, custom=None, more=()) for part in q.cluster.parts]
-    return replace(q, cluster=replace(parts[0], more=tuple(parts[1:])), budget=None)
-
-
-def _other_rows(q: Question) -> Iterator[tuple[str, Question, bool]]:
-    """Where rows do not divide, the nearest count that does."""
+def _other_sizes(q: Question) -> Iterator[Change]:
+    """Devices with more memory; where no mesh is legal, fewer of them; rows that divide."""
+    current = q.device
+    if q.budget is None:
+        for kind in every_kind():
+            if device(kind).memory_bytes > current.memory_bytes and device(kind).bf16_flops >= current.bf16_flops:
+                yield f"devices with more memory, {kind}", _on(q, kind), False
+    each = q.cluster.devices_per_node
+    for fewer in range(each - 1, 0, -1):
+        if not q.cluster.more and each % fewer:
+            yield f"use {fewer} of the {each} devices of a node", _sized(q, q.cluster.nodes, fewer), False
+            break
     devices = q.cluster.size
     if q.rows % devices:
         rows = -(-q.rows // devices) * devices
@@ -98,17 +109,31 @@ def _other_rows(q: Question) -> Iterator[tuple[str, Question, bool]]:
         yield f"{rows} rows a step in place of {q.rows}", replace(q, shapes=shapes), True
 
 
-def _more_nodes(q: Question) -> list[WayOut]:
-    """The fewest nodes, doubled, on which something fits."""
-    if q.cluster.more:
-        return []
-    nodes = q.cluster.nodes
-    while (nodes := nodes * 2) <= TIMES * q.cluster.nodes:
-        question = replace(q, cluster=replace(q.cluster, nodes=nodes))
-        try:
-            best = _best(question)
-        except ConfigError:
-            return []
-        if best:
-            return [WayOut(f"more nodes: {nodes} of {q.cluster.devices_per_node} devices", best, question.cluster.size)]
-    return []
+def _other_numbers(q: Question) -> Iterator[Change]:
+    if q.base.precision == "float32" and not q.space.precision:
+        yield "precision bfloat16", replace(q, space=replace(q.space, precision=("bfloat16",))), True
+    if q.base.param_dtype == "float32" and not q.space.param_dtype:
+        yield "parameters in bfloat16", replace(q, space=replace(q.space, param_dtype=("bfloat16",))), True
+
+
+def _on(q: Question, kind: str) -> Question:
+    parts = [replace(part, kind=kind, custom=None, more=()) for part in q.cluster.parts]
+    return replace(q, cluster=replace(parts[0], more=tuple(parts[1:])))
+
+
+def _sized(q: Question, nodes: int, each: int) -> Question:
+    return replace(q, cluster=replace(q.cluster, nodes=nodes, devices_per_node=each))
+
+
+def _more_nodes(changes: list[Change]) -> Iterator[WayOut]:
+    """With each change, the fewest nodes, doubled, on which something fits; what needs more devices than that is not
+    tried further."""
+    for change, q, numerics in changes:
+        nodes = 2 * q.cluster.nodes
+        while not q.cluster.more and nodes <= TIMES and nodes <= q.rows * q.cluster.nodes * 64:
+            question = _sized(q, nodes, q.cluster.devices_per_node)
+            if best := _best(question):
+                label = f"{nodes} nodes of {q.cluster.devices_per_node}" + (f", and {change}" if change else "")
+                yield WayOut(label, best, question.cluster.size, numerics)
+                break
+            nodes *= 2
