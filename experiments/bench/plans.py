@@ -35,10 +35,11 @@ from jaxpar.estimate.hardware import Cluster
 from jaxpar.estimate.system import JAXPAR, System
 from jaxpar.plan import Plan
 from jaxpar.planner.candidate import Candidate
-from jaxpar.planner.explain import differences, name
+from jaxpar.planner.explain import differences
 from jaxpar.planner.question import Question
 from jaxpar.planner.search import Search
 from jaxpar.planner.space import Space
+from jaxpar.planner.words import name
 from jaxpar.structure import Build
 from models.gpt import GPTConfig
 from models.llama import LlamaConfig
@@ -171,15 +172,17 @@ def seventy() -> Iterator[Published]:
     yield from map(_of_run, fastest.values())
 
 
+_SIZES = ("vocab", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn")
+
+
 def _of_run(run: Run) -> Published:
     row, layout = run.row, run.layout
-    sizes = {key: int(row[key]) for key in ("vocab", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn")}
+    vocab, layers, embed, heads, kv_heads, head_dim, mlp = (int(row[key]) for key in _SIZES)
+    build: Build
     if row["gated_mlp"] == "y":
-        build = LlamaConfig(*sizes.values()).build
+        build = LlamaConfig(vocab, layers, embed, heads, kv_heads, head_dim, mlp).build
     else:
-        build = GPTConfig(
-            sizes["vocab"], sizes["layers"], sizes["hidden"], sizes["heads"], sizes["ffn"], layout.length
-        ).build
+        build = GPTConfig(vocab, layers, embed, heads, mlp, layout.length).build
     plan = Plan(
         f"data={layout.data},pipe={layout.pipe},tensor={layout.tensor},seq={layout.seq}", zero=layout.zero,
         microbatches=layout.microbatches, precision=layout.precision,  # type: ignore[arg-type]

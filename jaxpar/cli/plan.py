@@ -12,6 +12,7 @@ import jax
 import tyro
 from rich.console import Console
 from rich.progress import Progress as Bar
+from rich.progress import TaskID
 
 from jaxpar.cli.generate import load_config
 from jaxpar.cli.plan_argument import program_of, shapes_of
@@ -19,12 +20,14 @@ from jaxpar.config import Start, parse
 from jaxpar.errors import ConfigError
 from jaxpar.estimate.hardware import Cluster
 from jaxpar.mesh import simulate
+from jaxpar.planner.chart import save_bars, save_curve
 from jaxpar.planner.explain import explain
 from jaxpar.planner.question import Question
 from jaxpar.planner.ranked import Ranked
+from jaxpar.planner.scaling import parse_devices, scale
 from jaxpar.planner.search import Progress, Search
 from jaxpar.planner.space import Space
-from jaxpar.planner.table import show
+from jaxpar.planner.table import show, show_scaling
 from jaxpar.planner.verify import verify
 
 NO_PLAN = 3
@@ -48,7 +51,12 @@ class PlanConfig:
       memory: what a step may take of each device, in GB; by default 0.9 of what it has.
       output: a file for the best plan, which `jaxpar train SCRIPT --plan FILE` takes.
       json: print JSON in place of tables.
-      chart: a .png or .svg of where time and memory of the best plans go.
+      chart: a .png or .svg of where time and memory of the best plans go; with `--devices` of the curve.
+      devices: in place of the cluster's own number, `8..1024` by doubling, or `8,24,64`: the best plan on each, and
+        with `--tokens` the cheapest of them.
+      tokens: how many are trained on.
+      deadline: hours that this may take.
+      price: of a device and hour, in any currency; by default what a cluster file says.
       space: what is searched.
     """
 
@@ -62,6 +70,10 @@ class PlanConfig:
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
     json: bool = False
     chart: Path | None = None
+    devices: str | None = None
+    tokens: float | None = None
+    deadline: float | None = None
+    price: float | None = None
     space: Space = field(default_factory=Space)
 
 
@@ -70,6 +82,8 @@ def plan_command(arguments: Sequence[str]) -> int:
     config, rest = tyro.cli(PlanConfig, args=list(arguments), prog="jaxpar plan", return_unknown_args=True)
     check(config)
     question = question_of(config, rest)
+    if config.devices:
+        return _scaling(config, question)
     with progress() as bar:
         ranked = Search(question).run(bar)
         ranked = verify(ranked, config.verify, bar) if config.verify and ranked.found else ranked
@@ -80,12 +94,35 @@ def plan_command(arguments: Sequence[str]) -> int:
         console = Console(width=None if sys.stdout.isatty() else 200)
         show(ranked, config.top, console)
         console.print("\n" + told.text(), highlight=False)
+    if config.chart and ranked.found:
+        save_bars(told.shown, config.chart)
     return _keep(config, ranked)
+
+
+def _scaling(config: PlanConfig, question: Question) -> int:
+    assert config.devices is not None
+    with progress() as bar:
+        counts = parse_devices(config.devices)
+        scaling = scale(question, counts, config.tokens, config.deadline, config.price, bar)
+    if config.json:
+        print(json.dumps(scaling.to_dict(), indent=2))
+    else:
+        show_scaling(scaling, Console(width=None if sys.stdout.isatty() else 200))
+    if config.chart:
+        save_curve(scaling, config.chart)
+    return 0 if any(point.best for point in scaling.points) else NO_PLAN
 
 
 def check(config: PlanConfig) -> None:
     """Raises `ConfigError`."""
-    for name, value, least in (("top", config.top, 1), ("verify", config.verify, 0), ("memory", config.memory, 0)):
+    for name, value, least in (
+        ("top", config.top, 1),
+        ("verify", config.verify, 0),
+        ("memory", config.memory, 0),
+        ("tokens", config.tokens, 1),
+        ("deadline", config.deadline, 0),
+        ("price", config.price, 0),
+    ):
         if value is not None and value < least:
             raise ConfigError(f"{name} must be at least {least}, found {value}")
     for path in (config.output, config.chart):
@@ -130,7 +167,7 @@ def write_plan(ranked: Ranked, path: Path) -> None:
 def progress() -> Iterator[Progress]:
     """A bar on the terminal, if stderr is one."""
     with Bar(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        tasks: dict[str, int] = {}
+        tasks: dict[str, TaskID] = {}
 
         def show_progress(what: str, done: int, of: int) -> None:
             if what not in tasks:

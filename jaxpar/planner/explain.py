@@ -7,8 +7,8 @@ from typing import Any
 from jaxpar.planner.candidate import Candidate
 from jaxpar.planner.ranked import Ranked, gigabytes
 from jaxpar.planner.search import Progress
-from jaxpar.planner.table import rest, schedule, seconds
 from jaxpar.planner.ways_out import WayOut, ways_out
+from jaxpar.planner.words import name, seconds
 
 # Of a step: what is shorter or smaller is not worth a line.
 _SHOWN = 0.002
@@ -31,6 +31,12 @@ class Explanation:
     runner_up: Candidate | None
     near: tuple[Candidate, ...]
     ways_out: tuple[WayOut, ...]
+
+    @property
+    def shown(self) -> tuple[Candidate, ...]:
+        """The best plan, the runner-up, and the faster ones that nearly fit."""
+        runner_up = () if self.runner_up is None else (self.runner_up,)
+        return (self.ranked.best, *runner_up, *self.near)
 
     def text(self) -> str:
         if not self.ranked.found:
@@ -65,13 +71,13 @@ def _distinct(candidates: list[Candidate]) -> tuple[Candidate, ...]:
 
 def _parts(best: Candidate) -> Iterator[str]:
     yield f"where the {seconds(best.time.total)} of a step go:"
-    for name, value in sorted(best.time.parts.items(), key=lambda item: -item[1]):
+    for part, value in sorted(best.time.parts.items(), key=lambda item: -item[1]):
         if value > _SHOWN * best.time.total:
-            yield f"  {name:<13}{seconds(value):>10} {value / best.time.total:>6.1%}"
+            yield f"  {part:<13}{seconds(value):>10} {value / best.time.total:>6.1%}"
     yield f"where {gigabytes(best.memory.total)} of {gigabytes(best.limit)} on each device go:"
-    for name, size in sorted(best.memory.parts.items(), key=lambda item: -item[1]):
+    for part, size in sorted(best.memory.parts.items(), key=lambda item: -item[1]):
         if size > _SHOWN * best.memory.total:
-            yield f"  {name:<13}{gigabytes(size):>10} {size / best.memory.total:>6.1%}"
+            yield f"  {part:<13}{gigabytes(size):>10} {size / best.memory.total:>6.1%}"
 
 
 def _against(best: Candidate, other: Candidate | None) -> Iterator[str]:
@@ -108,13 +114,3 @@ def _no_plan(explanation: Explanation) -> Iterator[str]:
         return
     yield "ways out, the cheapest first:"
     yield from (f"  {way}" for way in explanation.ways_out)
-
-
-def name(candidate: Candidate) -> str:
-    """A plan in a line, as a person would say it."""
-    plan = candidate.plan
-    parts = [
-        plan.mesh, f"zero={plan.zero}{' in node' if plan.within_node else ''}", f"{plan.microbatches} microbatches",
-        schedule(plan) if plan.shape.pipe > 1 else "", f"remat={plan.remat}", rest(plan, plan),
-    ]  # fmt: skip
-    return ", ".join(part for part in parts if part)

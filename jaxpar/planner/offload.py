@@ -14,7 +14,7 @@ HOST_BANDWIDTH = 25e9
 def offload_time(work: Work, layout: Layout, plan: Plan, in_flight: int, state_bytes: float) -> float:
     """Seconds of a step, none of them hidden: an upper bound. `in_flight`, `state_bytes`: as `memory` takes them."""
     held = memory(work, layout, replace(plan, offload=()), in_flight, state_bytes)
-    moved = held.optimizer if "optimizer" in plan.offload else 0
+    moved = float(held.optimizer) if "optimizer" in plan.offload else 0.0
     if "activations" in plan.offload:
         # Those in flight at once are of so many of a step's chunks.
         moved += held.activations * layout.microbatches * layout.chunks / max(1, in_flight)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from jaxpar.errors import ConfigError, PlanError
 from jaxpar.mesh import AXES, MeshShape
@@ -87,7 +88,7 @@ def trunks(space: Space, base: Plan, sizes: Sizes, shape: MeshShape) -> Iterator
     attentions = space.attention if shape.seq > 1 else (base.attention,)
     split = space.split_norms and shape.tensor > 1 and sizes.length % (shape.tensor * 2 * shape.seq) == 0
     mesh = str(shape)
-    common = dict(
+    common: dict[str, Any] = dict(
         mesh=mesh, zero=0, within_node=False, remat="none", stage_layers=None,
         sequence_sharded_norms=split or (base.sequence_sharded_norms and not space.split_norms),
     )  # fmt: skip

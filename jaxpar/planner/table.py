@@ -8,6 +8,8 @@ from rich.table import Table
 from jaxpar.plan import Plan
 from jaxpar.planner.candidate import Candidate
 from jaxpar.planner.ranked import Ranked, gigabytes
+from jaxpar.planner.scaling import Scaling
+from jaxpar.planner.words import name, rest, schedule, seconds
 
 _HEAD = ("", "mesh", "zero", "schedule", "micro", "remat", "rest", "step", "tokens/s", "memory", "compiled")
 
@@ -36,33 +38,13 @@ def cells(candidate: Candidate, base: Plan) -> tuple[str, ...]:
     )
 
 
-def schedule(plan: Plan) -> str:
-    if plan.shape.pipe == 1:
-        return "-"
-    virtual = f" x{plan.virtual_stages}" if plan.virtual_stages > 1 else ""
-    return f"{plan.pipeline}{virtual}{' fill' if plan.fill else ''}"
-
-
-def rest(plan: Plan, base: Plan) -> str:
-    found = [plan.attention] if plan.shape.seq > 1 else []
-    for name in ("precision", "param_dtype", "reduce_dtype", "offload"):
-        if (value := getattr(plan, name)) != getattr(base, name):
-            found.append(f"{name}={value if isinstance(value, str) else '+'.join(value) or 'none'}")
-    return " ".join(found)
-
-
-def seconds(value: float) -> str:
-    return f"{value:.2f} s" if value >= 10 else f"{value:.3f} s" if value >= 0.1 else f"{value * 1e3:.2f} ms"
-
-
 def show(ranked: Ranked, most: int, console: Console) -> None:
     """The best candidates, and what became of the others; of none, why."""
     q = ranked.question
+    kept = ", ".join(q.space.precision) if q.space.precision else f"{q.base.precision} (kept)"
     console.print(
-        f"{q.cluster}: {q.rows} rows of {q.length} positions, {q.work.parameters / 1e9:.3g}B parameters, "
-        f"{q.base.precision} kept, {gigabytes(q.limit)} of each device"
-        if not q.space.precision
-        else f"{q.cluster}: {q.rows} rows of {q.length} positions, {q.work.parameters / 1e9:.3g}B parameters",
+        f"{q.cluster}: {q.rows} rows of {q.length} positions, {q.work.parameters / 1e9:.3g}B parameters, {kept}, "
+        f"{gigabytes(q.limit)} of each device",
         highlight=False,
     )
     console.print(f"{ranked.counts}; {ranked.seconds:.1f} s", highlight=False)
@@ -72,3 +54,23 @@ def show(ranked: Ranked, most: int, console: Console) -> None:
         console.print(ranked.reason, highlight=False)
     for candidate, why in ranked.dropped:
         console.print(f"dropped {candidate.plan}: {why}", highlight=False)
+
+
+def show_scaling(scaling: Scaling, console: Console) -> None:
+    """A line for each number of devices, and what to rent."""
+    tokens = scaling.tokens
+    found = Table("cluster", "step", "tokens/s", "of linear", "hours", "cost", "best plan", box=None, pad_edge=False)
+    base = next((p for p in scaling.points if p.best), None)
+    for point in scaling.points:
+        if point.best is None or base is None:
+            found.add_row(str(point.cluster), "", "", "", "", "", point.reason)
+            continue
+        cost = None if tokens is None else point.cost(tokens)
+        found.add_row(
+            str(point.cluster), seconds(point.best.time.total), f"{point.best.tokens_per_second:,.0f}",
+            f"{point.efficiency(base):.1%}", "" if tokens is None else f"{point.hours(tokens):,.1f}",
+            "" if cost is None else f"{cost:,.0f}", name(point.best),
+        )  # fmt: skip
+    console.print(found)
+    if scaling.verdict:
+        console.print(scaling.verdict, highlight=False)

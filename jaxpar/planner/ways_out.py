@@ -19,7 +19,7 @@ TIMES = 4096
 
 @dataclass(frozen=True)
 class WayOut:
-    """`change`: what to do. `best`: the plan it gives, on so many `devices`. `numerics`: it changes what is computed."""
+    """`change`: what to do. `best`: the plan it gives, on so many `devices`. `numerics`: other numbers."""
 
     change: str
     best: Candidate
@@ -46,7 +46,7 @@ def ways_out(ranked: Ranked, progress: Progress = lambda what, done, of: None, m
 
     Where fewer single changes than `most` help, also more nodes, with and without one of them.
     """
-    q = replace(ranked.question, space=_quick(ranked.question.space))
+    q = replace(ranked.question, space=quick(ranked.question.space))
     changes = [*_kept(q), *_other_sizes(q), *_other_numbers(q)]
     found: list[WayOut] = []
     for i, (change, question, numerics) in enumerate(changes):
@@ -59,7 +59,7 @@ def ways_out(ranked: Ranked, progress: Progress = lambda what, done, of: None, m
     return sorted(found, key=lambda way: (way.numerics, way.cost))[:most]
 
 
-def _quick(space: Space) -> Space:
+def quick(space: Space) -> Space:
     """A part of the space in which something fits if anything does, and is nearly as fast."""
 
     def few(name: str, wanted: tuple) -> tuple:
