@@ -20,8 +20,10 @@ from jaxpar.config import Start, parse
 from jaxpar.errors import ConfigError
 from jaxpar.estimate.hardware import Cluster
 from jaxpar.mesh import simulate
+from jaxpar.planner.calibration import Calibration, default_path
 from jaxpar.planner.chart import save_bars, save_curve
 from jaxpar.planner.explain import explain
+from jaxpar.planner.measure import measure
 from jaxpar.planner.question import Question
 from jaxpar.planner.ranked import Ranked
 from jaxpar.planner.scaling import parse_devices, scale
@@ -54,6 +56,10 @@ class PlanConfig:
       chart: a .png or .svg of where time and memory of the best plans go; with `--devices` of the curve.
       devices: in place of the cluster's own number, `8..1024` by doubling, or `8,24,64`: the best plan on each, and
         with `--tokens` the cheapest of them.
+      measure: time so many of the best on the devices at hand, which must be the cluster, and keep what that teaches of
+        them in the calibration file for the next search.
+      calibration: a file of what was measured before; by default that of this machine for the cluster's kind, if there
+        is one.
       tokens: how many are trained on.
       deadline: hours that this may take.
       price: of a device and hour, in any currency; by default what a cluster file says.
@@ -71,6 +77,8 @@ class PlanConfig:
     json: bool = False
     chart: Path | None = None
     devices: str | None = None
+    measure: int = 0
+    calibration: Path | None = None
     tokens: float | None = None
     deadline: float | None = None
     price: float | None = None
@@ -87,6 +95,10 @@ def plan_command(arguments: Sequence[str]) -> int:
     with progress() as bar:
         ranked = Search(question).run(bar)
         ranked = verify(ranked, config.verify, bar) if config.verify and ranked.found else ranked
+        if config.measure and ranked.found:
+            ranked, learned = measure(ranked, config.measure, question.calibration, bar)
+            learned.save(_calibration(config, question.cluster))
+            print(f"learned, and kept in {_calibration(config, question.cluster)}: {learned.table}", file=sys.stderr)
         told = explain(ranked, bar)
     if config.json:
         print(json.dumps(ranked.to_dict(config.top) | {"explanation": told.to_dict()}, indent=2))
@@ -118,6 +130,7 @@ def check(config: PlanConfig) -> None:
     for name, value, least in (
         ("top", config.top, 1),
         ("verify", config.verify, 0),
+        ("measure", config.measure, 0),
         ("memory", config.memory, 0),
         ("tokens", config.tokens, 1),
         ("deadline", config.deadline, 0),
@@ -138,13 +151,21 @@ def question_of(config: PlanConfig, rest: Sequence[str]) -> Question:
     if start != Start():
         raise ConfigError("plan starts no run: of a run's keys it takes those of model, data, optimizer and plan")
     cluster = Cluster.from_file(config.cluster) if Path(config.cluster).is_file() else Cluster.parse(config.cluster)
-    simulate(cluster.size if cluster.kind == "cpu" and config.verify else 1)
+    if cluster.kind == "cpu" and (config.verify or config.measure):
+        simulate(cluster.size)
+    elif not config.measure:
+        jax.config.update("jax_platforms", "cpu")  # nothing runs: leave the devices to others
     program = program_of(run)
     return Question(
         program.build, program.optimizer, cluster, shapes_of(run.data, config.rows, config.length), run.plan,
         config.space, program.batch_axes, getattr(run.model, "experts_per_token", None),
         None if config.memory is None else int(config.memory * 1e9),
+        calibration=Calibration.load(path) if (path := _calibration(config, cluster)).exists() else None,
     )  # fmt: skip
+
+
+def _calibration(config: PlanConfig, cluster: Cluster) -> Path:
+    return config.calibration or default_path(str(cluster.kind))
 
 
 def _keep(config: PlanConfig, ranked: Ranked) -> int:

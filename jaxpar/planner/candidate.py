@@ -21,6 +21,7 @@ class Candidate:
       limit: bytes that a step may take.
       tokens: of a step, positions of all rows.
       report: what the compiler says of it, if it was asked.
+      measured: seconds of a step on the devices at hand, if they were asked.
     """
 
     plan: Plan
@@ -30,6 +31,12 @@ class Candidate:
     limit: int
     tokens: int
     report: StepReport | None = None
+    measured: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Of a step: measured, if it was, else as predicted."""
+        return self.time.total if self.measured is None else self.measured
 
     @property
     def peak_bytes(self) -> int:
@@ -47,13 +54,14 @@ class Candidate:
 
     @property
     def tokens_per_second(self) -> float:
-        return self.tokens / self.time.total
+        return self.tokens / self.seconds
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
             "plan": self.plan.to_dict(),
-            "seconds": self.time.total,
+            "seconds": self.seconds,
+            "predicted_seconds": self.time.total,
             "seconds_by_part": self.time.parts,
             "tokens_per_second": self.tokens_per_second,
             "bytes": self.memory.total,

@@ -11,7 +11,7 @@ from jaxpar.planner.candidate import Candidate
 from jaxpar.planner.scaling import Scaling
 from jaxpar.planner.words import name
 
-# Of the longest bar: what is shorter on all bars has no color of its own.
+# Of the longest bar: what is shorter on all bars goes into the rest.
 _SHOWN = 0.004
 
 
@@ -33,15 +33,18 @@ def save_bars(candidates: Sequence[Candidate], path: Path) -> None:
 
 def _stacked(axes: Any, bars: Sequence[Mapping[str, float]], scale: float, label: str) -> None:
     longest = max(sum(parts.values()) for parts in bars)
+    shown = [part for part in bars[0] if max(parts[part] for parts in bars) > _SHOWN * longest]
     starts = [0.0] * len(bars)
-    for part in bars[0]:
-        sizes = [parts[part] for parts in bars]
-        if max(sizes) > _SHOWN * longest:
-            widths = [size * scale for size in sizes]
-            axes.barh(range(len(bars)), widths, left=[s * scale for s in starts], height=0.65, label=part)
-        starts = [s + size for s, size in zip(starts, sizes, strict=True)]
+    for part in (*shown, "rest"):
+        sizes = [scale * (parts[part] if part != "rest" else _rest(parts, shown)) for parts in bars]
+        axes.barh(range(len(bars)), sizes, left=starts, height=0.65, label=part)
+        starts = [start + size for start, size in zip(starts, sizes, strict=True)]
     axes.set_xlabel(label)
     axes.legend(frameon=False, fontsize=7, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+
+
+def _rest(parts: Mapping[str, float], shown: Sequence[str]) -> float:
+    return sum(size for part, size in parts.items() if part not in shown)
 
 
 def _wrapped(text: str, width: int = 44) -> str:

@@ -18,6 +18,7 @@ from jaxpar.estimate.structure_work import work_of
 from jaxpar.estimate.system import JAXPAR, System
 from jaxpar.estimate.work import Work
 from jaxpar.plan import Plan
+from jaxpar.planner.calibration import Calibration
 from jaxpar.planner.space import Sizes, Space
 from jaxpar.structure import Build, Structure, inspect_model
 
@@ -29,7 +30,8 @@ USABLE = 0.9
 class Question:
     """See `jaxpar.search`. What depends on the model alone is computed once.
 
-    `budget`: bytes that a step may take on each device; None: `USABLE` of its memory.
+    `budget`: bytes that a step may take on each device; None: `USABLE` of its memory. `calibration`: what measured
+    steps taught.
     """
 
     build: Build
@@ -42,6 +44,7 @@ class Question:
     experts_per_token: int | None = None
     budget: int | None = None
     system: System = JAXPAR
+    calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
         if not self.shapes or any(not x.shape for x in self.shapes.values()):

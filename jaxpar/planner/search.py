@@ -17,6 +17,7 @@ from jaxpar.estimate.system import JAXPAR, System
 from jaxpar.estimate.time import Estimator
 from jaxpar.mesh import MeshShape
 from jaxpar.plan import Plan
+from jaxpar.planner.calibration import Calibration
 from jaxpar.planner.candidate import Candidate
 from jaxpar.planner.legal import Legality, Refused, replica_groups
 from jaxpar.planner.memory import memory
@@ -46,6 +47,7 @@ def search(
     experts_per_token: int | None = None,
     budget: int | None = None,
     system: System = JAXPAR,
+    calibration: Calibration | None = None,
     progress: Progress = lambda what, done, of: None,
 ) -> Ranked:
     """Every legal plan that fits, the fastest first, as predicted; nothing is compiled.
@@ -53,13 +55,14 @@ def search(
     `shapes`: of one step's global batch (`token_shapes`). `base`: what is kept of a plan, such as its precision; its
     mesh is not. `space`: what may change. `experts_per_token`: of a model with experts, if `build` is not a method of a
     config that says so. `budget`: bytes for a step on each device, by default 0.9 of its memory. Where nothing fits,
-    or nothing is legal, the result is empty and says why: `Ranked.reason`.
+    or nothing is legal, the result is empty and says why: `Ranked.reason`. `calibration`: what steps taught that
+    `planner.measure` timed.
     Raises `ConfigError` for what cannot be read, `ModelError` for a model that breaks the protocol.
     """
     question = Question(
         build, optimizer, Cluster.parse(cluster) if isinstance(cluster, str) else cluster, shapes,
         Plan() if base is None else base, Space() if space is None else space, batch_axes, experts_per_token, budget,
-        system,
+        system, calibration,
     )  # fmt: skip
     return Search(question).run(progress)
 
@@ -119,6 +122,7 @@ class Search:
             assert isinstance(plan, Plan)
             layout = Layout.of(plan, q.rows, q.length, q.cluster.size, q.devices_per_node)
             step = self.estimator.step(layout)
+            step = q.calibration.applied(step) if q.calibration else step
             bound = step.total - step.data - step.optimizer - step.spread - step.contention
             yield Trunk(plan, layout, bound, replica_groups(plan, q.devices_per_node))
 
@@ -169,6 +173,8 @@ class Search:
         held = memory(q.work, layout, plan, step.in_flight, q.state_bytes)
         if plan.offload:
             step = replace(step, host=step.host + offload_time(q.work, layout, plan, step.in_flight, q.state_bytes))
+        if q.calibration is not None:
+            step = q.calibration.applied(step)
         return Candidate(plan, layout, step, held, q.limit, q.rows * q.length)
 
 

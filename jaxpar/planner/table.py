@@ -11,7 +11,7 @@ from jaxpar.planner.ranked import Ranked, gigabytes
 from jaxpar.planner.scaling import Scaling
 from jaxpar.planner.words import name, rest, schedule, seconds
 
-_HEAD = ("", "mesh", "zero", "schedule", "micro", "remat", "rest", "step", "tokens/s", "memory", "compiled")
+_HEAD = ("", "mesh", "zero", "schedule", "micro", "remat", "rest", "step", "tokens/s", "memory", "compiled", "measured")
 
 
 def table(candidates: Sequence[Candidate], base: Plan) -> Table:
@@ -35,6 +35,7 @@ def cells(candidate: Candidate, base: Plan) -> tuple[str, ...]:
         f"{candidate.tokens_per_second:,.0f}",
         gigabytes(candidate.memory.total),
         "" if report is None else gigabytes(report.peak_bytes),
+        "" if candidate.measured is None else seconds(candidate.measured),
     )
 
 
@@ -48,6 +49,8 @@ def show(ranked: Ranked, most: int, console: Console) -> None:
         highlight=False,
     )
     console.print(f"{ranked.counts}; {ranked.seconds:.1f} s", highlight=False)
+    if q.calibration is not None:
+        console.print(f"corrected by measured steps: {q.calibration.factors}", highlight=False)
     if ranked.found:
         console.print(table(ranked.found[:most], q.base))
     else:

@@ -14,7 +14,7 @@ from jaxpar.planner.space import Space
 # How many are told.
 MOST = 3
 # More nodes are tried up to so many times as many.
-TIMES = 4096
+TIMES = 512
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,14 @@ def ways_out(ranked: Ranked, progress: Progress = lambda what, done, of: None, m
     Where fewer single changes than `most` help, also more nodes, with and without one of them.
     """
     q = replace(ranked.question, space=quick(ranked.question.space))
-    changes = [*_kept(q), *_other_sizes(q), *_other_numbers(q)]
+    legal = bool(ranked.near)
+    changes = [*_kept(q), *(_more_memory(q) if legal else _other_counts(q)), *_other_numbers(q)]
     found: list[WayOut] = []
     for i, (change, question, numerics) in enumerate(changes):
         progress("ways out", i, len(changes))
         if best := _best(question):
             found.append(WayOut(change, best, question.cluster.size, numerics))
-    if len(found) < most:
+    if len(found) < most and legal:
         found += _more_nodes([("", q, False), *changes])
     progress("ways out", len(changes), len(changes))
     return sorted(found, key=lambda way: (way.numerics, way.cost))[:most]
@@ -90,19 +91,22 @@ def _kept(q: Question) -> Iterator[Change]:
             yield f"offload {what} to the host", replace(q, space=replace(q.space, offload=(offload,))), False
 
 
-def _other_sizes(q: Question) -> Iterator[Change]:
-    """Devices with more memory; where no mesh is legal, fewer of them; rows that divide."""
+def _more_memory(q: Question) -> Iterator[Change]:
+    """Devices of other kinds that have more."""
     current = q.device
-    if q.budget is None:
-        for kind in every_kind():
-            if device(kind).memory_bytes > current.memory_bytes and device(kind).bf16_flops >= current.bf16_flops:
-                yield f"devices with more memory, {kind}", _on(q, kind), False
-    each = q.cluster.devices_per_node
+    for kind in every_kind() if q.budget is None else ():
+        if device(kind).memory_bytes > current.memory_bytes and device(kind).bf16_flops >= current.bf16_flops:
+            yield f"devices with more memory, {kind}", _on(q, kind), False
+
+
+def _other_counts(q: Question) -> Iterator[Change]:
+    """Where no mesh is legal: the most devices of a node with which one is, or rows that divide."""
+    each, devices = q.cluster.devices_per_node, q.cluster.size
     for fewer in range(each - 1, 0, -1):
-        if not q.cluster.more and each % fewer:
-            yield f"use {fewer} of the {each} devices of a node", _sized(q, q.cluster.nodes, fewer), False
+        smaller = _sized(q, q.cluster.nodes, fewer)
+        if not q.cluster.more and _best(smaller):
+            yield f"use {fewer} of the {each} devices of a node", smaller, False
             break
-    devices = q.cluster.size
     if q.rows % devices:
         rows = -(-q.rows // devices) * devices
         shapes = {n: type(x)((rows, *x.shape[1:]), x.dtype) for n, x in q.shapes.items()}
@@ -126,14 +130,14 @@ def _sized(q: Question, nodes: int, each: int) -> Question:
 
 
 def _more_nodes(changes: list[Change]) -> Iterator[WayOut]:
-    """With each change, the fewest nodes, doubled, on which something fits; what needs more devices than that is not
-    tried further."""
+    """With each change, the fewest nodes, doubled, on which something fits."""
     for change, q, numerics in changes:
         nodes = 2 * q.cluster.nodes
-        while not q.cluster.more and nodes <= TIMES and nodes <= q.rows * q.cluster.nodes * 64:
-            question = _sized(q, nodes, q.cluster.devices_per_node)
-            if best := _best(question):
+        while not q.cluster.more and nodes <= TIMES * q.cluster.nodes:
+            ranked = Search(_sized(q, nodes, q.cluster.devices_per_node)).run()
+            if ranked.found:
                 label = f"{nodes} nodes of {q.cluster.devices_per_node}" + (f", and {change}" if change else "")
-                yield WayOut(label, best, question.cluster.size, numerics)
+                yield WayOut(label, ranked.best, ranked.question.cluster.size, numerics)
+            if ranked.found or not ranked.near:  # more nodes would be more than a step's rows
                 break
             nodes *= 2

@@ -1,6 +1,7 @@
 """A search: every plan offered can be run, and where there is none it says why."""
 
 import re
+import time
 from dataclasses import replace
 
 import jax.numpy as jnp
@@ -164,3 +165,11 @@ def test_a_model_with_learned_positions_and_one_with_experts_are_planned():
         assert ranked and ranked[0].time.total > 0
     assert any(c.plan.shape.expert > 1 for c in ranked)
     assert jnp.dtype(ranked[0].plan.compute_dtype) == jnp.float32
+
+
+def test_ten_thousand_plans_take_less_than_ten_seconds():
+    """Otherwise a search would be something to wait for. CPU seconds of one core, so that others' work does not count."""
+    started = time.process_time()
+    ranked = Search(question()).run()
+    assert ranked.counts.legal + ranked.counts.refused > 10_000
+    assert time.process_time() - started < 10
