@@ -121,11 +121,11 @@ class Compared:
     @property
     def why(self) -> str:
         """Which parts of the step differ, seconds, the largest first."""
+        large = [] if self.theirs.fits else [f"theirs is predicted {self.theirs.overflow / 1e9:.0f} GB too large"]
         if self.best is None or self.behind <= CLOSE:
-            return ""
+            return "".join(large)
         parts = [" ".join(line.split()) for line in differences(self.best, self.theirs)]
-        fits = "" if self.theirs.fits else f"; is predicted {self.theirs.overflow / 1e9:.0f} GB too large"
-        return ", ".join(parts[:4]) + fits
+        return ", ".join([*parts[:4], *large])
 
     def cells(self) -> tuple[str, ...]:
         best = self.best

@@ -168,7 +168,7 @@ def test_a_model_with_learned_positions_and_one_with_experts_are_planned():
 
 
 def test_ten_thousand_plans_take_less_than_ten_seconds():
-    """Otherwise a search would be something to wait for. CPU seconds of one core, so that others' work does not count."""
+    """Otherwise a search would be something to wait for. CPU seconds: the work of others does not count."""
     started = time.process_time()
     ranked = Search(question()).run()
     assert ranked.counts.legal + ranked.counts.refused > 10_000
