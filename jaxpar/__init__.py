@@ -17,6 +17,8 @@ from jaxpar.model import Context, Stack, Term, named, save, stack, steer, steere
 from jaxpar.parallel.cross_entropy import cross_entropy, cross_entropy_and_z_loss
 from jaxpar.parallel.embedding import embedding_lookup
 from jaxpar.plan import Capacity, Hybrid, Pipeline, Plan, Zero
+from jaxpar.planner.search import search
+from jaxpar.planner.space import Space
 from jaxpar.program import Program
 from jaxpar.run import Run
 from jaxpar.state import TrainState
@@ -39,6 +41,7 @@ __all__ = [
     "PlanError",
     "Program",
     "Run",
+    "Space",
     "Stack",
     "Term",
     "TrainState",
@@ -53,6 +56,7 @@ __all__ = [
     "per_layer",
     "pipeline",
     "save",
+    "search",
     "simulate",
     "stack",
     "steer",

@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import cache
 from math import prod
 
 import jax
@@ -44,25 +45,7 @@ class MeshShape:
     @classmethod
     def parse(cls, text: "str | MeshShape") -> "MeshShape":
         """`"data=-1,pipe=2"` -> `MeshShape`. Axes not named have size 1. Raises `PlanError`."""
-        if isinstance(text, MeshShape):
-            return text
-        sizes: dict[str, int] = {}
-        for part in filter(None, (p.strip() for p in text.split(","))):
-            name, _, size = part.partition("=")
-            name = name.strip()
-            if name not in AXES:
-                raise PlanError(f"mesh {text!r}: there is no axis {name!r}; the axes are {', '.join(AXES)}")
-            if name in sizes:
-                raise PlanError(f"mesh {text!r}: axis {name!r} is given twice")
-            try:
-                sizes[name] = int(size)
-            except ValueError:
-                raise PlanError(
-                    f"mesh {text!r}: axis {name!r} needs a whole number, found {size!r}; write e.g. 'data=4,tensor=2'"
-                ) from None
-        shape = cls(**sizes)
-        shape._check(text)
-        return shape
+        return text if isinstance(text, MeshShape) else _parsed(text)
 
     def _check(self, text: str) -> None:
         wrong = [f"{n}={s}" for n, s in self.sizes.items() if s < 1 and s != -1]
@@ -73,7 +56,7 @@ class MeshShape:
 
     @property
     def sizes(self) -> dict[str, int]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return {"data": self.data, "pipe": self.pipe, "tensor": self.tensor, "seq": self.seq, "expert": self.expert}
 
     def resolve(self, devices: int) -> "MeshShape":
         """Replaces -1 by what is left of `devices`. Raises `PlanError` if the sizes do not multiply to it."""
@@ -102,6 +85,27 @@ class MeshShape:
     def __str__(self) -> str:
         named = [f"{n}={s}" for n, s in self.sizes.items() if s != 1]
         return ",".join(named) or "data=1"
+
+
+@cache
+def _parsed(text: str) -> MeshShape:
+    sizes: dict[str, int] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        name, _, size = part.partition("=")
+        name = name.strip()
+        if name not in AXES:
+            raise PlanError(f"mesh {text!r}: there is no axis {name!r}; the axes are {', '.join(AXES)}")
+        if name in sizes:
+            raise PlanError(f"mesh {text!r}: axis {name!r} is given twice")
+        try:
+            sizes[name] = int(size)
+        except ValueError:
+            raise PlanError(
+                f"mesh {text!r}: axis {name!r} needs a whole number, found {size!r}; write e.g. 'data=4,tensor=2'"
+            ) from None
+    shape = MeshShape(**sizes)
+    shape._check(text)
+    return shape
 
 
 def make_mesh(shape: MeshShape | str, devices: Sequence[jax.Device] | None = None, replicas: int = 1) -> Mesh:

@@ -1,6 +1,7 @@
 """The plan: how a model is spread over a mesh. A value: frozen, printable, comparable, to and from a dict."""
 
 import difflib
+import importlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -292,6 +293,15 @@ class Plan:
     def compute_dtype(self) -> Any:
         """Of the layers' activations."""
         return jnp.dtype("bfloat16" if self.precision == "fp8" else self.precision)
+
+    @classmethod
+    def auto(cls, build: Any, optimizer: Any, shapes: Mapping[str, Any], **options: Any) -> "Plan":
+        """The fastest plan that fits, on the devices at hand or `cluster=`; options are those of `planner.here.auto`.
+
+        `base`: what is kept, such as its precision. Raises `PlanError` with the reason where there is no plan.
+        """
+        # By name: the planner stands on plans, not they on it.
+        return importlib.import_module("jaxpar.planner.here").auto(build, optimizer, shapes, **options)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

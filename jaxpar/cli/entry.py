@@ -10,6 +10,7 @@ from jaxpar.cli.check import check
 from jaxpar.cli.compile import compile_command
 from jaxpar.cli.friendly import friendly_errors
 from jaxpar.cli.generate import generate_command
+from jaxpar.cli.plan import plan_command
 from jaxpar.cli.report import report
 from jaxpar.cli.timeline import timeline_command
 from jaxpar.cli.tokenize import tokenize_command
@@ -42,6 +43,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (train, "run an experiment's script, with overrides"),
     "compile": (compile_command, "compile a step for a cluster that is not there, and report what it takes"),
     "check": (check, "compare a model on meshes with the model on one device"),
+    "plan": (plan_command, "rank every plan for a cluster, and say why"),
     "report": (report, "make one HTML page of a run"),
     "generate": (generate_command, "continue a prompt with the model of a run"),
     "timeline": (timeline_command, "draw a pipeline schedule, and say what it costs"),

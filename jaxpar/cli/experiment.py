@@ -13,15 +13,14 @@ import numpy as np
 from jaxpar.checkpoint.checkpoints import Checkpoints
 from jaxpar.cli.compile_cache import use_compile_cache
 from jaxpar.cli.friendly import friendly_errors
+from jaxpar.cli.plan_argument import planned, program_of, take_plan
 from jaxpar.cli.processes import Processes, check_alike, end_at_once, join
 from jaxpar.cli.run_directory import move_aside
 from jaxpar.config import RunConfig, Start, check_continues, default_directory, parse, save_config
 from jaxpar.mesh import simulate
-from jaxpar.program import Program
 from jaxpar.run import Run
 from jaxpar.self_check import self_check
 from jaxpar.state import TrainState
-from jaxpar.structure import inspect_model
 from jaxpar.training.batch_warmup import Stage, batch_stages
 from jaxpar.training.best import KeepBest
 from jaxpar.training.callbacks import Callback
@@ -51,11 +50,13 @@ def run_experiment(
     mistake ends the process with one message and status 2.
     """
     with end_at_once(), friendly_errors():
-        config, start = parse(script, sys.argv[1:] if arguments is None else arguments, sys.argv[0])
+        script, rest, search = take_plan(script, sys.argv[1:] if arguments is None else arguments)
+        config, start = parse(script, rest, sys.argv[0])
         join(Processes(start.coordinator, start.processes, start.process_id), start.heartbeat_timeout)
         if start.simulate is not None:
             simulate(start.simulate)
         directory = start.directory or default_directory(config, script)
+        config = planned(config) if search else config
         return _Experiment(config, start, directory, more_callbacks).run()
 
 
@@ -71,7 +72,7 @@ class _Experiment:
             use_compile_cache(self.directory.parent / ".cache", self.config.plan)
         self_check()
         check_alike(self._declared())
-        run = self._program().on()
+        run = program_of(self.config).on()
         dataset = self.config.data.build(*run.row_share)
         stages = batch_stages(self.config.trainer.batch_warmup, dataset.share.rows, run.plan, len(run.structure.stacks))
         _say(f"{jax.default_backend()}: {run.plan}, {_devices(run)}\n{dataset.describe()}")
@@ -97,11 +98,6 @@ class _Experiment:
         start = self.start
         options = {"directory": str(self.directory), "resume": start.resume, "dry_run": start.dry_run}
         return self.config.to_dict() | {"start": options}
-
-    def _program(self) -> Program:
-        build = self.config.model.build
-        optimizer = self.config.optimizer.build(inspect_model(build).params, self.config.trainer.steps)
-        return Program(build, optimizer, self.config.plan)
 
     def _known(self) -> Known:
         optimizer, steps = self.config.optimizer, self.config.trainer.steps

@@ -154,3 +154,7 @@ def device_named(name: str) -> Device | None:
 def kinds() -> str:
     """The names of all kinds, with commas between them."""
     return ", ".join(_DEVICES)
+
+
+def every_kind() -> tuple[str, ...]:
+    return tuple(_DEVICES)

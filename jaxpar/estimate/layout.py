@@ -93,14 +93,14 @@ class Layout:
             rows=max(1, rows // (data * plan.microbatches)),
             length=length,
             precision=plan.precision,
-            remat=_remat(plan),
+            remat=remat_of(plan),
             split_norms=plan.sequence_sharded_norms,
             attention=plan.attention,
             capacity=plan.capacity,
         )
 
 
-def _remat(plan: Plan) -> Remat:
+def remat_of(plan: Plan) -> Remat:
     """A layer that saves by name keeps attention's result, if that is named; of its other names no size is known."""
     if plan.saved_names:
         return replace(FULL, attention="attention" not in plan.saved_names)

@@ -67,9 +67,11 @@ def lockstep(layout: Layout, depth: int, layer: LayerTime, head: float) -> PipeT
 def schedule_slots(name: str, stages: int, microbatches: int, chunks: int, fill: bool) -> tuple[Slots, int]:
     """Of the schedule `build` makes, how many slots have which kinds of task, and the most chunks in flight.
 
-    `name`: also a clock table as text. A long schedule only repeats its middle: it is counted from two short ones.
-    Raises `PlanError` as `build` does.
+    `name`: also a clock table as text. A long schedule only repeats its middle: it is counted from two short ones, and
+    one of many stages from some of few. Raises `PlanError` as `build` does.
     """
+    if stages > _FEW and microbatches >= (2 if fill else 1) * stages and "|" not in name:
+        return _extended(name, stages, microbatches, chunks, fill)
     short = 2 * stages + microbatches % stages
     if microbatches <= short + stages or "|" in name:
         return _counted(name, stages, microbatches, chunks, fill)
@@ -78,6 +80,32 @@ def schedule_slots(name: str, stages: int, microbatches: int, chunks: int, fill:
     repeats = (microbatches - short) // stages
     slots = {kinds: n + (repeats - 1) * (n - near.get(kinds, 0)) for kinds, n in far.items()}
     return slots, in_flight + repeats * (further - in_flight)
+
+
+# Schedules of more stages are counted from those of so many, and of half as many.
+_FEW = 8
+
+
+def _extended(name: str, stages: int, microbatches: int, chunks: int, fill: bool) -> tuple[Slots, int]:
+    """From p microbatches on (2 p with `fill`) the slots of each kind grow evenly with stages and with microbatches.
+
+    The chunks in flight are those of whole groups of p microbatches, and more where interleaved groups are larger.
+    """
+    half, full = _FEW // 2, _FEW
+    few, many, longer = (
+        _counted(name, *sizes, chunks, fill) for sizes in ((half, full), (full, 2 * full), (half, 3 * half))
+    )
+
+    def extended(low: int, high: int, more: int) -> int:
+        by_stage, by_microbatch = (high - low) / (full - half), (more - low) / half
+        return int(low + by_stage * (stages - half) + by_microbatch * (microbatches - 2 * stages))
+
+    slots = {kinds: extended(n, many[0].get(kinds, 0), longer[0].get(kinds, 0)) for kinds, n in few[0].items()}
+    groups, left = divmod(microbatches, stages)
+    in_flight = extended(few[1], many[1], longer[1])
+    if name == "interleaved":
+        in_flight += (chunks - 1) * ceil(left / groups)
+    return slots, min(in_flight, microbatches * (2 if name == "zero_bubble_v" else chunks))
 
 
 @lru_cache(maxsize=4096)

@@ -1,6 +1,7 @@
 """How long a training step takes: physics of the parts, put together as a system runs them."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from math import log, sqrt
 
 from jaxpar.estimate.constants import Constants
@@ -53,11 +54,14 @@ class StepTime:
     @property
     def parts(self) -> dict[str, float]:
         """By name, in seconds, in the order above."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "in_flight"}
+        return {name: getattr(self, name) for name in _PARTS}
 
-    @property
+    @cached_property
     def total(self) -> float:
         return sum(self.parts.values())
+
+
+_PARTS = tuple(f.name for f in fields(StepTime) if f.name != "in_flight")
 
 
 def estimate(
@@ -71,24 +75,57 @@ def estimate(
 
     Nothing is compiled, and nothing checked: a layout that cannot be run gets a time too.
     """
-    rates, links = Rates(device, constants), Links(device, constants)
-    groups = _groups(layout, device)
-    layer, head = (
-        _mean_layer(work, layout, system, rates, links, groups),
-        _head(work, layout, system, rates, links, groups),
-    )
-    played = (lockstep if system.lockstep else independent)(layout, work.depth, layer, head)
-    data = data_time(work, layout, system, links, groups["replicas"], layer)
-    pipe = _pipe(work, layout, system, links, groups["pipe"])
-    mine = layer.times(layout.microbatches * work.depth / layout.pipe)
-    step = StepTime(
-        mine.forward, mine.backward, mine.recompute, layout.microbatches * head / layout.pipe,
-        mine.tensor, mine.seq, mine.expert, pipe, data.exposed, mine.contention + data.contention,
-        max(0.0, played.total - played.work), optimizer_time(work, layout, rates), constants.step_seconds, 0.0,
-        played.in_flight,
-    )  # fmt: skip
-    slowest = constants.spread * sqrt(2.0 * log(max(1, layout.devices)))
-    return replace(step, spread=slowest * (step.total - step.host))
+    return Estimator(work, device, system, constants).step(layout)
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """`estimate` of many layouts: what several of them share is computed once."""
+
+    work: Work
+    device: Device
+    system: System = JAXPAR
+    constants: Constants = DEFAULT
+    _known: dict[tuple, tuple[LayerTime, float]] = field(default_factory=dict, repr=False, compare=False)
+    _placed: dict[tuple, dict[str, Group]] = field(default_factory=dict, repr=False, compare=False)
+
+    def step(self, layout: Layout) -> StepTime:
+        """See `estimate`."""
+        work, system, constants = self.work, self.system, self.constants
+        rates, links = Rates(self.device, constants), Links(self.device, constants)
+        groups = self._groups(layout)
+        layer, head = self._layer_and_head(layout, rates, links, groups)
+        played = (lockstep if system.lockstep else independent)(layout, work.depth, layer, head)
+        data = data_time(work, layout, system, links, groups["replicas"], layer)
+        pipe = _pipe(work, layout, system, links, groups["pipe"])
+        mine = layer.times(layout.microbatches * work.depth / layout.pipe)
+        step = StepTime(
+            mine.forward, mine.backward, mine.recompute, layout.microbatches * head / layout.pipe,
+            mine.tensor, mine.seq, mine.expert, pipe, data.exposed, mine.contention + data.contention,
+            max(0.0, played.total - played.work), optimizer_time(work, layout, rates), constants.step_seconds, 0.0,
+            played.in_flight,
+        )  # fmt: skip
+        slowest = constants.spread * sqrt(2.0 * log(max(1, layout.devices)))
+        return replace(step, spread=slowest * (step.total - step.host))
+
+    def _groups(self, layout: Layout) -> dict[str, Group]:
+        key = (layout.tensor, layout.seq, layout.data, layout.pipe, layout.expert, layout.expert_tensor)
+        if (found := self._placed.get(key)) is None:
+            found = self._placed[key] = _groups(layout, self.device)
+        return found
+
+    def _layer_and_head(
+        self, layout: Layout, rates: Rates, links: Links, groups: dict[str, Group]
+    ) -> tuple[LayerTime, float]:
+        """Of one microbatch. The key holds all of a layout that they depend on."""
+        key = (
+            layout.tensor, layout.seq, layout.expert, layout.expert_tensor, layout.rows, layout.length,
+            layout.precision, layout.remat, layout.split_norms, layout.attention, layout.capacity,
+        )  # fmt: skip
+        if (found := self._known.get(key)) is None:
+            shared = (self.work, layout, self.system, rates, links, groups)
+            found = self._known[key] = (_mean_layer(*shared), _head(*shared))
+        return found
 
 
 def _groups(layout: Layout, device: Device) -> dict[str, Group]:

@@ -54,19 +54,24 @@ def share_heads(q, k, v, members: int, tensor: int):
         return q, k, v, heads
     if heads % shards == 0 and shards % kv_heads == 0:
         return q, *(_repeated(x, shards // kv_heads) for x in (k, v)), heads
-    if tensor > 1:
-        legal = [
-            n for n in range(1, heads // tensor + 1) if heads % (n * tensor) == 0 and _divides(kv_heads, n * tensor)
-        ]
-        raise PlanError(
-            f"ulysses over {members} devices: {heads} query and {kv_heads} key heads do not divide over ulysses x "
-            f"tensor = {members} x {tensor}; choose ulysses among {legal} with tensor={tensor}, or attention='ring'"
-        )
+    if problems := head_problems(heads, kv_heads, members, tensor):
+        raise PlanError(problems)
     more = -kv_heads % shards
     filled = [
         jnp.pad(x, ((0, 0), (0, 0), (0, n), (0, 0))) for x, n in ((q, more * (heads // kv_heads)), (k, more), (v, more))
     ]
     return *filled, heads
+
+
+def head_problems(heads: int, kv_heads: int, members: int, tensor: int) -> list[str]:
+    """Why so many heads cannot be shared by `members` x `tensor` devices."""
+    if tensor == 1 or (heads % (members * tensor) == 0 and _divides(kv_heads, members * tensor)):
+        return []
+    legal = [n for n in range(1, heads // tensor + 1) if heads % (n * tensor) == 0 and _divides(kv_heads, n * tensor)]
+    return [
+        f"ulysses over {members} devices: {heads} query and {kv_heads} key heads do not divide over ulysses x "
+        f"tensor = {members} x {tensor}; choose ulysses among {legal} with tensor={tensor}, or attention='ring'"
+    ]
 
 
 def _divides(kv_heads: int, shards: int) -> bool:

@@ -209,3 +209,24 @@ def test_a_plan_becomes_a_layout(plan, expected):
     assert layout.devices == 64
     assert {name: getattr(layout, name) for name in expected} == expected
     assert estimate(MIXTRAL if plan.capacity else LLAMA, layout, H100).total > 0
+
+
+@pytest.mark.parametrize(
+    "name, chunks, fill",
+    [("gpipe", 1, False), ("1f1b", 1, False), ("interleaved", 3, False), ("zero_bubble", 1, False),
+     ("zero_bubble", 1, True), ("zero_bubble_v", 1, False), ("zero_bubble_v", 1, True)],
+)  # fmt: skip
+def test_many_stages_are_counted_from_few_as_the_schedule_has_them(name, chunks, fill):
+    """Otherwise deep pipelines would be estimated by a formula that their schedules do not follow."""
+    for stages in (9, 12):
+        for m in (stages, stages + 3, 2 * stages, 2 * stages + 5, 3 * stages):
+            if fill and m < 2 * stages:
+                continue
+            built = build(name, stages, m, chunks, fill=fill)
+            kinds: dict = {}
+            for tick, _, slot, task in built.entries():
+                kinds.setdefault((tick, slot), set()).add(task.kind)
+            counted = [frozenset(found) for found in kinds.values()]
+            slots, in_flight = schedule_slots(name, stages, m, chunks, fill)
+            assert slots == {found: counted.count(found) for found in set(counted)}
+            assert in_flight == max(built.peak_live())
