@@ -6,7 +6,7 @@ collectives take and give, and what is used again and takes fewer bytes than wha
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -23,19 +23,30 @@ _APART = frozenset({
     "ppermute", "pmax", "device_put", "optimization_barrier", "custom_call", "pallas_call", "reduce_precision",
 })  # fmt: skip
 _IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter_add"})
+_COSTLY = frozenset({
+    "exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "sin", "cos", "rsqrt", "sqrt", "div", "pow", "erf",
+})  # fmt: skip
 _EPILOGUES = ("convert_element_type", "add", "add_any")
 _PRODUCTS = ("dot_general", "ragged_dot", "ragged_dot_general", "conv_general_dilated")
 
 
 @dataclass(frozen=True)
 class Platform:
-    """What XLA for it does of its own. `epilogues`: a matrix product may add to what is there, and change dtype, as it
-    writes."""
+    """What XLA for it does of its own.
+
+    Attributes:
+      epilogues: a matrix product may add to what is there, and change dtype, as it writes.
+      recomputes: what is costly, such as an exponential, is computed by each kernel that reads it; else it is stored.
+      defers: products that no one waits for, those of the weights' gradients, are put over the communication of
+        `tensor`, at the end of the layer.
+    """
 
     epilogues: bool = True
+    recomputes: bool = True
+    defers: bool = True
 
 
-CUDA, CPU = Platform(), Platform(epilogues=False)
+CUDA, CPU = Platform(), Platform(epilogues=False, recomputes=False, defers=False)
 
 
 @dataclass(frozen=True)
@@ -58,7 +69,7 @@ def piece(closed: Any, dims: list[Dim], tensor: int, platform: Platform, sunk: C
         return _Alive(body, platform, in_place=range(carried), first=consts).most
 
     program, of_results = kernels_of(closed, dims, tensor, inner)
-    alive = _Alive(program, platform, sunk=sunk)
+    alive = _Alive(program, platform, sunk=sunk, late=sunk if platform.defers and tensor > 1 else ())
     most = alive.most
     same, reads = [alive.buffer.get(n, n) for n in program.outs], [alive.uses[n] > 0 for n in program.ins]
     return Piece(most, of_results, same, reads)
@@ -66,11 +77,13 @@ def piece(closed: Any, dims: list[Dim], tensor: int, platform: Platform, sunk: C
 
 @dataclass
 class _Alive:
-    """`in_place`: results that are written over inputs, those from `first` on."""
+    """`sunk`: results that are gone at once; `late`: those made when all others are. `in_place`: results that are
+    written over inputs, those from `first` on."""
 
     program: Kernels
     platform: Platform
     sunk: Collection[int] = ()
+    late: Collection[int] = ()
     in_place: Collection[int] = ()
     first: int = 0
     # By value: when it is written, and when it was last read.
@@ -86,7 +99,13 @@ class _Alive:
     @cached_property
     def kernels(self) -> list[Kernel]:
         """Those whose results are used."""
-        needed, found = set(self.program.outs), []
+        outs = self.program.outs
+        soon = self._needed([n for i, n in enumerate(outs) if i not in self.late])
+        at_once = set(map(id, soon))
+        return soon + [kernel for kernel in self._needed(outs) if id(kernel) not in at_once]
+
+    def _needed(self, outs: Sequence[int]) -> list[Kernel]:
+        needed, found = set(outs), []
         for kernel in reversed(self.program.kernels):
             if needed & set(kernel.outs):
                 needed |= set(kernel.ins)
@@ -176,7 +195,8 @@ class _Alive:
                 continue
             self.made_of[n] = made
             large = [r for r in made if self.program.bytes[r] >= self.program.bytes[n] // 2]
-            if self.uses[n] > 1 and len(large) > 1:
+            costly = kernel.name in _COSTLY and not self.platform.recomputes
+            if self.uses[n] > 1 and (len(large) > 1 or costly):
                 self._store(n, at)
 
     def _moves_only(self, kernel: Kernel) -> bool:

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jaxpar.batch import BatchAxes
 from jaxpar.estimate.liveness import CPU, CUDA, Platform
 from jaxpar.estimate.pieces import Pieces, Shapes, StackPieces, trace_pieces
-from jaxpar.estimate.state_memory import COUNTERS, Sizes, StateBytes, batch_bytes, state_bytes
+from jaxpar.estimate.state_memory import COUNTERS, Sizes, StateBytes, batch_bytes, state_bytes, stored
 from jaxpar.mesh import AXES, REPLICA, ROW_AXES
 from jaxpar.pipeline.table import Table, lower
 from jaxpar.placement import Placement, place
@@ -163,12 +163,16 @@ class _Step:
             "embedding": (before[0], ring, before[1], pieces.embed),
             "head": (before[0], ring, before[1], pieces.head),
             "embedding's gradient": (*end, pieces.unembed),
-            "update": (inner + outer, 0, 0, self._update()),
+            "update": (self._scattered(), 0, 0, self._renewed()),
         }
         for stack, mine in zip(self.structure.stacks, pieces.stacks, strict=True):
             found[f"forward of {stack.name}"] = (before[0], ring, before[1], mine.forward)
             found[f"backward of {stack.name}"] = (after[0], ring, after[1], max(mine.backward, mine.weights))
         return found
+
+    @property
+    def _all(self) -> list[Placement]:
+        return list(self.placements.values())
 
     @property
     def _outer(self) -> list[Placement]:
@@ -202,8 +206,8 @@ class _Step:
         return prod(p.local_lead) * prod(p.padded) * np.dtype(p.info.dtype).itemsize // self._parts(p, zero=True)
 
     def _held_weights(self) -> int:
-        """A layer's, of every stack, that are gathered one layer ahead."""
-        return sum(self._layer(p) for p in self._inner if p.gathers)
+        """A layer's and the next one's, of every stack, that are gathered one layer ahead."""
+        return 2 * sum(self._layer(p) for p in self._inner if p.gathers)
 
     def _pending_gradients(self) -> int:
         """A layer's, of every stack, that are returned one layer behind."""
@@ -228,5 +232,11 @@ class _Step:
         slots = len(self.table.schedule.slots)
         return total + slots * self.pieces.activation
 
-    def _update(self) -> int:
-        return 0
+    def _scattered(self) -> int:
+        """Gradients as the optimizer is given them."""
+        return sum(prod(p.local_lead) * prod(p.padded) * _ACCUMULATOR // self._parts(p, p.scatters) for p in self._all)
+
+    def _renewed(self) -> int:
+        """With ZeRO 1 and 2 a new parameter is gathered whole before it takes the old one's place, one at a time."""
+        gathered = [p for p in self._all if p.scatters and not p.gathers]
+        return max((stored(p, p.param_spec(), p.info.dtype, self.sizes) for p in gathered), default=0)
