@@ -25,6 +25,7 @@ CONFIG = RunConfig(
         num_experts=8,
         experts_per_token=2,
         moe_mlp_dim=128,
+        log_load=True,
     ),
     data=pretrain_lm.CONFIG.data,
     optimizer=pretrain_lm.CONFIG.optimizer,

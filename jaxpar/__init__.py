@@ -13,7 +13,7 @@ from jaxpar.errors import (
     PlanError,
 )
 from jaxpar.mesh import make_mesh, simulate
-from jaxpar.model import Context, Stack, Term, named, save, stack
+from jaxpar.model import Context, Stack, Term, named, save, stack, steer, steered
 from jaxpar.parallel.cross_entropy import cross_entropy, cross_entropy_and_z_loss
 from jaxpar.parallel.embedding import embedding_lookup
 from jaxpar.plan import Capacity, Hybrid, Pipeline, Plan, Zero
@@ -55,6 +55,8 @@ __all__ = [
     "save",
     "simulate",
     "stack",
+    "steer",
+    "steered",
     "testing",
     "token_shapes",
 ]

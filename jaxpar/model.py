@@ -18,21 +18,52 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Float, Int, Shaped
 
 from jaxpar.axis_rules import NORM_POSITIONS, AxisRules, Names
-from jaxpar.collectives import axis_size, constrain, psum, vary
-from jaxpar.dropout import keep_mask
+from jaxpar.collectives import all_gather, axis_index, axis_size, constrain, psum, vary
+from jaxpar.dropout import keep_mask, uniform
 from jaxpar.errors import ModelError
 
-LOGICAL_NAMES = "logical_names"
+# Metadata of a parameter.
+LOGICAL_NAMES, FLOAT32, STEERED = "logical_names", "float32", "steered"
 
 
-def named(init: nnx.Initializer, *names: str | P | None) -> nnx.Initializer:
+def named(init: nnx.Initializer, *names: str | P | None, float32: bool = False) -> nnx.Initializer:
     """An initializer whose parameter carries one logical name (or None) per dim, without the layer dim.
 
-    `named(init, "embed", "mlp")`, or mesh axes directly: `named(init, P(None, "tensor"))`.
+    `named(init, "embed", "mlp")`, or mesh axes directly: `named(init, P(None, "tensor"))`. `float32`: the model is
+    given the parameter in its own dtype whatever the plan's precision, such as a router's.
     """
     dims = tuple(names[0]) if len(names) == 1 and isinstance(names[0], P) else names
-    metadata: dict[str, Any] = {LOGICAL_NAMES: dims}
+    metadata: dict[str, Any] = {LOGICAL_NAMES: dims, FLOAT32: float32}
     return nnx.with_metadata(init, **metadata)
+
+
+def steered(size: int, rate: float) -> nnx.Param:
+    """`size` zeros that no loss moves: after each step those counted more than average become less by `rate`, others
+    more. `steer` says what is counted. The optimizer, and the norm of gradients, do not see them.
+
+    Source: Wang et al., Auxiliary-loss-free load balancing (2024).
+    """
+    metadata: dict[str, Any] = {LOGICAL_NAMES: (None,), FLOAT32: True, STEERED: rate}
+    return nnx.Param(jax.numpy.zeros(size, "float32"), **metadata)
+
+
+def steer[T](x: T, bias: Array, counts: Float[Array, " size"]) -> T:
+    """`x` as it is, an array through which a loss passes; `counts` are added to what steers the `steered` bias.
+
+    They travel as its gradient does: summed over all rows, positions, devices and microbatches of a step, once.
+    """
+    return _steer(x, bias, jax.lax.stop_gradient(counts))
+
+
+@jax.custom_vjp
+def _steer(x, bias, counts):  # type: ignore[no-untyped-def]
+    return x
+
+
+_steer.defvjp(
+    lambda x, bias, counts: (x, counts),
+    lambda counts, dx: (dx, counts, jax.numpy.zeros_like(counts)),
+)
 
 
 def logical_names(variable: nnx.Variable, rank: int) -> Names:
@@ -223,6 +254,16 @@ class Context:
         """
         return jax.tree.map(lambda x: vary(psum(x, ("seq",))), tree)
 
+    def row_gather(self, x: Shaped[Array, "b t *d"]) -> Shaped[Array, "b s *d"]:
+        """What all positions of the row have, in the order in which `seq` holds them. Has no gradient."""
+        gathered = all_gather(jax.lax.stop_gradient(x), ("seq",), 1, P()) if self.row_parts > 1 else x
+        return jax.lax.stop_gradient(gathered)
+
+    def row_part(self, x: Array, dim: int) -> Array:
+        """Of `dim`, positions as `row_gather` orders them, those at hand: its inverse."""
+        size = x.shape[dim] // self.row_parts
+        return jax.lax.dynamic_slice_in_dim(x, axis_index("seq") * size, size, dim % x.ndim)
+
     @property
     def row_parts(self) -> int:
         """Into how many parts `seq` splits a row."""
@@ -246,6 +287,15 @@ class Context:
         """
         if not self.train or rate == 0.0:
             return x
-        key = jax.random.fold_in(jax.random.fold_in(self.key, self.depth), next(self.sites))
-        keep = keep_mask(key, self.rows, self.index, x.shape, rate)
+        keep = keep_mask(self._site_key(), self.rows, self.index, x.shape, rate)
         return jax.numpy.where(keep, x / (1.0 - rate), 0).astype(x.dtype)
+
+    def jitter(self, x: Float[Array, "b ..."], most: float) -> Float[Array, "b ..."]:
+        """Multiplies each element by a factor, uniform between `1 - most` and `1 + most`; drawn as for `dropout`."""
+        if not self.train or most == 0.0:
+            return x
+        factor = 1.0 + most * (2.0 * uniform(self._site_key(), self.rows, self.index, x.shape) - 1.0)
+        return (x * factor).astype(x.dtype)
+
+    def _site_key(self) -> Array:
+        return jax.random.fold_in(jax.random.fold_in(self.key, self.depth), next(self.sites))

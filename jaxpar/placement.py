@@ -98,6 +98,10 @@ class Placement:
         """The storage shape without padding: what the optimizer sees."""
         return self.lead + self.info.dims
 
+    def computes_in(self, dtype: Any) -> Any:
+        """What the model is given it in under a plan that computes in `dtype`; None: as it is stored."""
+        return None if self.info.float32 or not jnp.issubdtype(self.info.dtype, jnp.floating) else dtype
+
     @property
     def gathers(self) -> bool:
         """Parameters are stored as ZeRO shards and gathered where they are used."""

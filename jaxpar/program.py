@@ -10,7 +10,7 @@ import optax
 
 from jaxpar.batch import TOKENS, BatchAxes, batch_problems, position_problems
 from jaxpar.errors import PlanError
-from jaxpar.estimate.compile import StepReport, report
+from jaxpar.estimate.compile import StepReport, step_report
 from jaxpar.estimate.hardware import Cluster
 from jaxpar.estimate.topology import topology_devices
 from jaxpar.executor.float8 import float8_problems
@@ -90,4 +90,4 @@ class Program:
         devices = topology_devices(cluster)
         self.validate(shapes, len(devices))
         run = self.on(devices, cluster.devices_per_node)
-        return report(run.lower(shapes), run.mesh)
+        return step_report(run, run.lower(shapes))

@@ -20,6 +20,7 @@ from jaxpar.errors import PlanError
 from jaxpar.evaluation import EvaluationSums, even_batches
 from jaxpar.executor.options import init_options, step_options
 from jaxpar.executor.region import Region, Sums
+from jaxpar.executor.steered import learned
 from jaxpar.executor.step import Metrics, gradients, metrics, row_ids, train_step
 from jaxpar.mesh import ROW_AXES, count, row_shares
 from jaxpar.placement import Placement, place, to_logical, to_storage
@@ -56,7 +57,7 @@ class Run:
     @cached_property
     def layout(self) -> StateLayout:
         views = {path: jax.ShapeDtypeStruct(p.view_shape, p.info.dtype) for path, p in self.placements.items()}
-        shapes = jax.eval_shape(self.optimizer.init, views)
+        shapes = jax.eval_shape(self.optimizer.init, learned(views, self.placements))
         return StateLayout(self.placements, self.mesh, shapes, offloads="optimizer" in self.plan.offload)
 
     @cached_property
@@ -90,7 +91,8 @@ class Run:
     def _init_state(self, key: Array) -> TrainState:
         _, logical = split(self.build, key)
         params = to_storage(logical, self.placements)
-        opt_state = self.layout.at_rest(self.layout.store_opt(self.optimizer.init(self.layout.view(params))))
+        views = learned(self.layout.view(params), self.placements)
+        opt_state = self.layout.at_rest(self.layout.store_opt(self.optimizer.init(views)))
         # Two arrays: donated together, they must not be one buffer.
         return TrainState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), key, params, opt_state)
 

@@ -15,7 +15,7 @@ from jax import Array
 
 from jaxpar.axis_rules import Names
 from jaxpar.errors import ModelError
-from jaxpar.model import Stack, logical_names
+from jaxpar.model import FLOAT32, STEERED, Stack, logical_names
 
 Params = dict[str, Array]
 Build = Callable[..., nnx.Module]
@@ -30,6 +30,10 @@ class ParamInfo:
     dtype: Any
     names: Names
     stack: str | None
+    float32: bool = False
+    """Whether the model is given it in its own dtype, whatever the plan's precision."""
+    steered: float | None = None
+    """The rate of a `jaxpar.steered` parameter."""
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -135,21 +139,22 @@ def rebuild(build: Build, params: Params) -> nnx.Module:
 def stored_as(build: Build, dtype: Any) -> Build:
     """The same model with float parameters in `dtype`; drawn in the model's own, so that only their rounding differs.
 
-    Parameters that the model itself keeps in fewer bits stay as they are.
+    Parameters that the model itself keeps in fewer bits, or in float32 by name, stay as they are.
     """
 
     def cast(rngs: nnx.Rngs) -> nnx.Module:
         model = _call(build, rngs)
         parts: Any = nnx.split(model, nnx.Param, ...)
         graphdef, params, rest = parts
-        return nnx.merge(graphdef, jax.tree.map(lambda x: _narrowed(x, jnp.dtype(dtype)), params), rest)
+        return nnx.merge(graphdef, nnx.map_state(lambda _, param: _narrowed(param, jnp.dtype(dtype)), params), rest)
 
     return cast
 
 
-def _narrowed(x: Array, dtype: Any) -> Array:
+def _narrowed(param: nnx.Variable, dtype: Any) -> nnx.Variable:
+    x = param.get_value()
     narrower = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize > dtype.itemsize
-    return x.astype(dtype) if narrower else x
+    return param.replace(x.astype(dtype)) if narrower and not param.get_metadata().get(FLOAT32) else param
 
 
 def _inside_stack(path: str, stacks: set[str]) -> str:
@@ -206,8 +211,10 @@ def _split_module(module: nnx.Module, prefix: str, stack: str | None) -> Any:
     for path, variable in leaves:
         name = prefix + _path(path)
         value = variable.get_value()
-        info = ParamInfo(name, tuple(value.shape), value.dtype, (), stack)
-        infos[name] = ParamInfo(name, info.shape, info.dtype, _names(name, variable, len(info.dims)), stack)
+        metadata = variable.get_metadata()
+        exact, rate = bool(metadata.get(FLOAT32)), metadata.get(STEERED)
+        names = _names(name, variable, value.ndim - (stack is not None))
+        infos[name] = ParamInfo(name, tuple(value.shape), value.dtype, names, stack, exact, rate)
         params[name] = value
     return graphdef, params, infos
 

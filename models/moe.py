@@ -5,7 +5,6 @@ Letters: B rows, T positions, D embed, E experts, K experts of a token, F mlp of
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +15,9 @@ from jaxtyping import Float, Int
 import jaxpar
 from models.layers import RMSNorm, normed, residual
 from models.llama import MLP, Attention, Block, LlamaConfig
+from models.router import Kind, Router, RouterConfig, counted, scores, seen
 
 Kernel = Callable[[Array], Array]
-Router = Literal["softmax", "topk_softmax", "sigmoid"]
 
 _kernel = nnx.initializers.lecun_normal(in_axis=-2, out_axis=-1, batch_axis=(0,))
 _table = nnx.initializers.normal(stddev=0.02)
@@ -30,13 +29,12 @@ class MoEConfig(LlamaConfig):
 
     Attributes:
       moe_mlp_dim: of each expert; `num_shared_experts` more of this size see every token.
-      router: what a token's weights of its experts are: `softmax` over all experts, of which the best are taken
-        (Qwen3, DeepSeek-V2), `topk_softmax` over the best alone (Mixtral), `sigmoid` of each (DeepSeek-V3).
-      normalize_weights: weights of a token's experts add up to 1; `topk_softmax` does so by itself.
+      router, normalize_weights, expert_groups, groups_per_token, bias_rate, router_jitter: see `RouterConfig`.
       routed_scale: factor of what the routed experts give.
       balance_coef: of a loss that is least when all experts are equally liked within each row (additive over rows, so
         that it is the same under any split; Fedus et al., Switch Transformer, 2021, per sequence as in DeepSeek-V2).
       router_z_coef: of the mean squared log-sum-exp of the router's scores (Zoph et al., ST-MoE, 2022).
+      log_load: metrics `load/0`, `load/1`, ...: each expert's share of all choices, over layers, tokens and a step.
     """
 
     num_experts: int = 8
@@ -44,22 +42,38 @@ class MoEConfig(LlamaConfig):
     moe_mlp_dim: int = 32
     num_shared_experts: int = 0
     num_dense_layers: int = 0
-    router: Router = "softmax"
+    router: Kind = "softmax"
     normalize_weights: bool = True
+    expert_groups: int = 1
+    groups_per_token: int = 1
+    bias_rate: float = 0.0
+    router_jitter: float = 0.0
     routed_scale: float = 1.0
     balance_coef: float = 0.01
     router_z_coef: float = 0.0
+    log_load: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.experts_per_token <= self.num_experts:
-            raise jaxpar.ConfigError(
-                f"experts_per_token={self.experts_per_token}: needs 1 to num_experts={self.num_experts}"
-            )
+        self.routing  # noqa: B018 raises
         if not 0 <= self.num_dense_layers < self.num_layers:
             raise jaxpar.ConfigError(
                 f"num_dense_layers={self.num_dense_layers}: needs 0 to {self.num_layers - 1}, one less than num_layers"
             )
+
+    @property
+    def routing(self) -> RouterConfig:
+        """Raises `ConfigError`."""
+        return RouterConfig(
+            self.num_experts,
+            self.experts_per_token,
+            self.router,
+            self.normalize_weights,
+            self.expert_groups,
+            self.groups_per_token,
+            self.bias_rate,
+            self.router_jitter,
+        )
 
     def build(self, rngs: nnx.Rngs) -> "MoE":  # type: ignore[override]
         return MoE(self, rngs=rngs)
@@ -73,9 +87,7 @@ class Experts(nnx.Module):
         wide, narrow = (c.num_experts, c.embed_dim, c.moe_mlp_dim), (c.num_experts, c.moe_mlp_dim, c.embed_dim)
         into = jaxpar.named(_kernel, "experts", "embed", "mlp")
         back = jaxpar.named(_kernel, "experts", "mlp", "embed")
-        self.router = nnx.Param(
-            jaxpar.named(_table, "embed", None)(rngs.params(), (c.embed_dim, c.num_experts), jnp.float32)
-        )
+        self.router = Router(c.routing, c.embed_dim, rngs=rngs)
         self.gate, self.up = (nnx.Param(into(rngs.params(), wide, jnp.float32)) for _ in range(2))
         self.down = nnx.Param(back(rngs.params(), narrow, jnp.float32))
         shared = replace(c, mlp_dim=c.moe_mlp_dim * c.num_shared_experts)
@@ -85,23 +97,24 @@ class Experts(nnx.Module):
     def __call__(
         self, x_BTD: Float[Array, "b t d"], ctx: jaxpar.Context
     ) -> tuple[Float[Array, "b t d"], dict[str, Array]]:
-        logits_BTE = jnp.einsum("btd,de->bte", x_BTD.astype(jnp.float32), self.router[...].astype(jnp.float32))
-        scores_BTE = scores(logits_BTE, self.config.router)
-        expert_BTK, weight_BTK = choose(logits_BTE, scores_BTE, self.config)
-
+        expert_BTK, weight_BTK, logits_BTE = self.router(x_BTD, ctx)
         weight_BTK = weight_BTK * self.config.routed_scale
         y_BTD, counts = ctx.route(x_BTD, expert_BTK, weight_BTK, gated, self.gate, self.up, self.down)
         if self.shared is not None:
             y_BTD = y_BTD + self.shared(x_BTD, ctx)
-        return y_BTD, counts | self._totals(logits_BTE, scores_BTE, expert_BTK, ctx)
+        return y_BTD, counts | self._totals(logits_BTE, expert_BTK, ctx)
 
-    def _totals(self, logits_BTE, scores_BTE, expert_BTK, ctx: jaxpar.Context) -> dict[str, Array]:  # type: ignore[no-untyped-def]
-        seen_BT = jnp.ones(expert_BTK.shape[:2]) if ctx.segments is None else (ctx.segments > 0).astype(jnp.float32)
-        totals = {}
-        if self.config.balance_coef:
-            totals["balance"] = balance(scores_BTE, expert_BTK, seen_BT, ctx)
-        if self.config.router_z_coef:
+    def _totals(
+        self, logits_BTE: Float[Array, "b t e"], expert_BTK: Int[Array, "b t k"], ctx: jaxpar.Context
+    ) -> dict[str, Array]:
+        c, totals = self.config, dict[str, Array]()
+        chosen_BTE, seen_BT = counted(expert_BTK, logits_BTE, ctx), seen(logits_BTE, ctx)
+        if c.balance_coef:
+            totals["balance"] = balance(scores(logits_BTE, c.router), chosen_BTE, c.experts_per_token, seen_BT, ctx)
+        if c.router_z_coef:
             totals["router_z"] = jnp.sum(seen_BT * jax.nn.logsumexp(logits_BTE, axis=-1) ** 2)
+        if c.log_load:
+            totals |= {f"load/{e}": total for e, total in enumerate(jnp.sum(chosen_BTE, axis=(0, 1)))}
         return totals
 
 
@@ -110,36 +123,21 @@ def gated(rows: Array, gate: Kernel, up: Kernel, down: Kernel) -> Array:
     return down(nnx.silu(gate(rows)) * up(rows))
 
 
-def scores(logits_BTE: Float[Array, "b t e"], router: Router) -> Float[Array, "b t e"]:
-    return jax.nn.sigmoid(logits_BTE) if router == "sigmoid" else jax.nn.softmax(logits_BTE, axis=-1)
-
-
-def choose(
-    logits_BTE: Float[Array, "b t e"], scores_BTE: Float[Array, "b t e"], config: MoEConfig
-) -> tuple[Int[Array, "b t k"], Float[Array, "b t k"]]:
-    """-> each token's experts and their weights."""
-    best_BTK, expert_BTK = jax.lax.top_k(logits_BTE, config.experts_per_token)
-    if config.router == "topk_softmax":
-        return expert_BTK, jax.nn.softmax(best_BTK, axis=-1)
-    weight_BTK = jnp.take_along_axis(scores_BTE, expert_BTK, axis=-1)
-    if config.normalize_weights:
-        weight_BTK = weight_BTK / jnp.sum(weight_BTK, axis=-1, keepdims=True)
-    return expert_BTK, weight_BTK
-
-
 def balance(
     scores_BTE: Float[Array, "b t e"],
-    expert_BTK: Int[Array, "b t k"],
+    chosen_BTE: Float[Array, "b t e"],
+    chosen: int,
     seen_BT: Float[Array, "b t"],
     ctx: jaxpar.Context,
 ) -> Float[Array, ""]:
     """Summed over rows: experts x (share of the row's choices) . (mean score); 1 a row if all are equally liked.
 
-    Scores of a token are taken as shares of their sum, which softmax's are. A row without tokens adds 0.
+    `chosen`: how many experts a token has. Scores of a token are taken as shares of their sum, which softmax's are. A
+    row without tokens adds 0.
     """
-    experts, chosen = scores_BTE.shape[-1], expert_BTK.shape[-1]
+    experts = scores_BTE.shape[-1]
     share_BTE = scores_BTE / jnp.sum(scores_BTE, axis=-1, keepdims=True)
-    counts_BE = jnp.sum(jax.nn.one_hot(expert_BTK, experts) * seen_BT[..., None, None], axis=(1, 2))
+    counts_BE = jnp.sum(chosen_BTE, axis=1)
     share_BE, tokens_B = jnp.sum(share_BTE * seen_BT[..., None], axis=1), jnp.sum(seen_BT, axis=1)
     counts_BE, share_BE, tokens_B = ctx.row_sum((counts_BE, share_BE, tokens_B))
     tokens_B = jnp.maximum(tokens_B, 1.0)
@@ -194,7 +192,8 @@ class MoE(nnx.Module):
             found["router_z"] = jaxpar.Term(jnp.sum(segments > 0).astype(jnp.float32) * layers, c.router_z_coef)
         # Shares, of all pairs of tokens and experts, for a person to see.
         pairs = jnp.sum(segments > 0).astype(jnp.float32) * layers * c.experts_per_token
-        return found | {name: jaxpar.Term(pairs, coef=0.0) for name in ("routed", "dropped", "overflow")}
+        shares = ["routed", "dropped", "overflow", *(f"load/{e}" for e in range(c.num_experts) if c.log_load)]
+        return found | {name: jaxpar.Term(pairs, coef=0.0) for name in shares}
 
     @property
     def table_VD(self) -> Float[Array, "v d"]:

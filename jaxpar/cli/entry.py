@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from jaxpar.cli.check import check
+from jaxpar.cli.compile import compile_command
 from jaxpar.cli.friendly import friendly_errors
 from jaxpar.cli.generate import generate_command
 from jaxpar.cli.report import report
@@ -39,6 +40,7 @@ def train(arguments: Sequence[str]) -> int:
 
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (train, "run an experiment's script, with overrides"),
+    "compile": (compile_command, "compile a step for a cluster that is not there, and report what it takes"),
     "check": (check, "compare a model on meshes with the model on one device"),
     "report": (report, "make one HTML page of a run"),
     "generate": (generate_command, "continue a prompt with the model of a run"),

@@ -11,7 +11,10 @@ _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _CONTRACTING = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
 _KERNEL_LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
 # Bookkeeping calls that do no arithmetic worth a count.
-_FREE = ("Sharding", "SPMD", "annotate_device_placement", "MoveTo", "AllocateBuffer", "Pin", "TopK", "__cub$", "xla.")
+_FREE = (
+    *("Sharding", "SPMD", "annotate_device_placement", "MoveTo", "AllocateBuffer", "Pin", "TopK", "__cub$", "xla."),
+    *("AssumeGatherIndicesInBound", "AsyncCollective"),
+)
 
 
 def flops(computation: Computation, instruction: Instruction) -> float:

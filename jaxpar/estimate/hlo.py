@@ -4,13 +4,16 @@ Counts are executions, not lines: the walk starts at ENTRY and multiplies by the
 around, so that peeled iterations, hoisted and combined collectives count as what they are.
 """
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from jaxpar.errors import BackendError
 from jaxpar.estimate import dots, loops
-from jaxpar.estimate.hlo_text import Computation, Instruction, Module, parse_module
+from jaxpar.estimate.hlo_text import Computation, Instruction, Leaf, Module, parse_module
+from jaxpar.estimate.origin import Origins
 from jaxpar.estimate.replica_groups import Axes, collective_axes
+from jaxpar.estimate.source_lines import Frame, SourceLines
 
 KINDS = (
     "all-reduce",
@@ -35,6 +38,10 @@ class Collective:
     `asynchronous`: XLA split it into start and done. Only `overlaps_dot` says that a dot stands between the
     two.
     `loop_depth`: the number of loops around it.
+    `frames`: the source lines it comes from, innermost first.
+    `generated`: XLA's partitioner put it there, because of how arrays lie; else it was written as a collective.
+    `parameters`: of each array that it moves, the path of the model's parameter that it is a piece of; '' of others.
+    `leaves`, `dim`: the arrays of its result, and which dim of theirs an all-gather concatenates.
     """
 
     axes: tuple[str, ...]
@@ -46,6 +53,19 @@ class Collective:
     loop_depth: int = 0
     overlaps_dot: bool = False
     conditional: bool = False
+    frames: tuple[Frame, ...] = ()
+    generated: bool = False
+    parameters: tuple[str, ...] = ()
+    leaves: tuple[Leaf, ...] = ()
+    dim: int = 0
+
+    def parts(self) -> "Iterator[Collective]":
+        """XLA combines collectives: one for each array that this one moves."""
+        if len(self.leaves) != len(self.parameters):
+            yield self
+            return
+        for leaf, path in zip(self.leaves, self.parameters, strict=True):
+            yield replace(self, leaves=(leaf,), parameters=(path,), bytes=leaf.nbytes)
 
     @property
     def axis(self) -> str:
@@ -88,7 +108,11 @@ def read_hlo(text: str, mesh_axes: Mapping[str, int]) -> HloReport:
     flattened. Raises BackendError when the program is for another number of devices, ValueError when the text
     is no HLO module.
     """
-    module = parse_module(text)
+    return read_module(parse_module(text), mesh_axes)
+
+
+def read_module(module: Module, mesh_axes: Mapping[str, int]) -> HloReport:
+    """The same of a module that is parsed already."""
     devices = 1
     for size in mesh_axes.values():
         devices *= size
@@ -106,6 +130,7 @@ class _Walk:
     def __init__(self, module: Module, axes: Axes):
         self.module, self.axes = module, axes
         self.known: dict[str, HloReport] = {}
+        self.origins, self.lines = Origins(module), SourceLines(module.tables)
 
     def computation(self, name: str) -> HloReport:
         if name not in self.known:
@@ -131,8 +156,21 @@ class _Walk:
 
     def collective(self, computation: Computation, at: Instruction) -> Collective:
         axes, group_size = collective_axes(at.attributes, self.axes)
+        operands = [operand.name for operand in computation.operands(at)]
         payload = computation.operand_bytes(at) * (group_size if at.base == "all-gather" else 1)
-        return Collective(axes, at.base, 1, payload, asynchronous=False, op_name=at.op_name)
+        return Collective(
+            axes,
+            at.base,
+            1,
+            payload,
+            asynchronous=False,
+            op_name=at.op_name,
+            frames=self.lines.frames(at.attributes),
+            generated=_generated(at),
+            parameters=tuple(",".join(self.origins.parameters(computation.name, n)) for n in operands),
+            leaves=at.leaves[len(operands) : 2 * len(operands)] if at.starts and at.base in _GIVE_BACK else at.leaves,
+            dim=next(iter(at.numbers("dimensions")), 0),
+        )
 
     def loop(self, computation: Computation, at: Instruction) -> HloReport:
         body = self.computation(at.attribute("body"))
@@ -143,6 +181,19 @@ class _Walk:
         once = _repeat(_sum([body, condition]), 1)
         unknown = (at.name,) if once.collectives or once.dot_flops else ()
         return replace(once, unknown_loops=once.unknown_loops + unknown)
+
+
+# Whose `-start` results in its operands as well, in front.
+_GIVE_BACK = ("all-gather", "collective-permute")
+
+# How jax names the collectives that a program writes; all others come from the partitioner.
+# Combined ones are named `(.../all_gather:all_gather)`.
+_NAME = r"(?:psum|pmax|pmin|ppermute|all_gather|reduce_scatter|all_to_all|ragged_all_to_all)\w*"
+_WRITTEN = re.compile(rf"(?:^|[/(]){_NAME}(?::{_NAME})*\)?$")
+
+
+def _generated(at: Instruction) -> bool:
+    return 'is_spmd_generated="true"' in at.attributes or not _WRITTEN.search(at.op_name)
 
 
 def _mark_started(computation: Computation, reports: dict[str, HloReport]) -> None:

@@ -125,11 +125,13 @@ class Computation:
 
 @dataclass
 class Module:
-    """A compiled program. `partitions` is the number of devices that run it."""
+    """A compiled program. `partitions` is the number of devices that run it; `tables`: the text before the first
+    computation."""
 
     computations: dict[str, Computation]
     entry: str
     partitions: int
+    tables: str = ""
 
 
 def parse_module(text: str) -> Module:
@@ -149,7 +151,8 @@ def parse_module(text: str) -> Module:
     if entry is None:
         raise ValueError("this text has no ENTRY computation: pass compiled.as_text()")
     partitions = re.search(r"num_partitions=(\d+)", text[: text.find("\n")])
-    return Module(computations, entry, int(partitions.group(1)) if partitions else 1)
+    tables = text[: text.find("{\n", text.find("\n"))]
+    return Module(computations, entry, int(partitions.group(1)) if partitions else 1, tables)
 
 
 def _parse_instruction(line: str) -> Instruction | None:

@@ -8,6 +8,7 @@ from jax.experimental import topologies
 from jaxpar.errors import BackendError
 from jaxpar.estimate.hardware import Cluster
 from jaxpar.estimate.target import target_config
+from jaxpar.estimate.tpu import HOSTS, tpu_devices
 
 # Compiling for a GPU that is not there: autotuning would have to run kernels. The overlap limit is what lets
 # XLA fly several collectives at once, so that a layer's gathers and scatters hide behind its neighbours'
@@ -22,13 +23,15 @@ def topology_devices(cluster: Cluster) -> list[jax.Device]:
     """The cluster's devices, node by node: simulated ones of this process for `cpu`, else ones to compile for
     only.
 
-    Raises BackendError when the CUDA plugin is missing, or when fewer than `cluster.size` CPU devices are
+    Raises BackendError when the CUDA plugin or libtpu is missing, or when fewer than `cluster.size` CPU devices are
     simulated.
     A mixed cluster raises ConfigError: a program is for one kind.
     """
     cluster.check_one_kind()
     if cluster.kind == "cpu":
         return _simulated(cluster)
+    if cluster.kind in HOSTS:
+        return tpu_devices(cluster)
     if not _cuda_plugin_installed():
         raise BackendError(
             f"compiling for {cluster} needs XLA's CUDA compiler, and jax-cuda12-plugin is not installed "

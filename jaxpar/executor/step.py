@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jaxpar import collectives
 from jaxpar.executor.ends import Batch
 from jaxpar.executor.region import Region, Sums
+from jaxpar.executor.steered import learned, moved
 from jaxpar.mesh import ROW_AXES
 from jaxpar.state import StateLayout, TrainState
 from jaxpar.structure import Params
@@ -40,7 +41,7 @@ def train_step(
     nothing but the counters."""
     grads, sums = gradients(region, state, batch)
     grads = layout.view(grads)
-    norm, loss = optax.tree.norm(grads), sums.objective()
+    norm, loss = optax.tree.norm(learned(grads, layout.placements)), sums.objective()
     counts = jnp.stack(list(sums.weights.values())).max() > 0
     good = jnp.isfinite(norm) & jnp.isfinite(loss) & counts
     old_opt_state = layout.at_work(state.opt_state)
@@ -85,7 +86,8 @@ def _update(
     """The optimizer works on each device's ZeRO shard; parameters that are stored whole are gathered after it."""
     params = layout.view(lax.with_sharding_constraint(params, layout.update_shardings()))
     update = optax.with_extra_args_support(optimizer).update
-    updates, opt_state = update(grads, layout.view_opt(opt_state), params, layer_depths=layout.layer_depths)
-    new = layout.store(optax.apply_updates(params, updates))
+    own, by_loss = (learned(tree, layout.placements) for tree in (params, grads))
+    updates, opt_state = update(by_loss, layout.view_opt(opt_state), own, layer_depths=layout.layer_depths)
+    new = layout.store(optax.apply_updates(own, updates) | moved(params, grads, layout.placements))
     new = lax.with_sharding_constraint(new, layout.update_shardings())
     return new, layout.store_opt(opt_state)

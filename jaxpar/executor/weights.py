@@ -47,7 +47,8 @@ class StackWeights:
     def stand_in(self) -> Params:
         """Of the weights' shapes, for what does not read them."""
         return {
-            path: collectives.vary(jnp.zeros(p.local(p.info.dims), self.dtype)) for path, p in self.placements.items()
+            path: collectives.vary(jnp.zeros(p.local(p.info.dims), p.computes_in(self.dtype) or p.info.dtype))
+            for path, p in self.placements.items()
         }
 
     def hold(self) -> Params:
@@ -59,7 +60,7 @@ class StackWeights:
         if not self.behind:
             return {}
         return {
-            path: collectives.vary(jnp.zeros(p.local(p.info.dims), self.dtype or p.info.dtype))
+            path: collectives.vary(jnp.zeros(p.local(p.info.dims), p.computes_in(self.dtype) or p.info.dtype))
             for path, p in self.placements.items()
         }
 

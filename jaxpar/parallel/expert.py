@@ -11,7 +11,7 @@ Letters: N tokens, K experts of a token, D and F features, G devices of `expert`
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -96,7 +96,22 @@ class _Exchange:
     def __call__(self, x: Array, weight: Array, expert: Array, *kernels: Array) -> Array:
         if self.devices == 1:
             return self._on_one_device(x, weight, expert, kernels)
-        return jnp.concatenate([self._exchanged(*half, kernels=kernels) for half in self._halves(x, weight, expert)])
+        halves = self._halves(x, weight, expert)
+        sent = [self._send(0, x, expert) for x, _, expert in halves]
+        found = []
+        for i, (half, journey) in enumerate(zip(halves, sent, strict=True)):
+            y = self._work(journey, kernels)
+            if i + 1 < len(sent):
+                # The next half is worked on when this one is done, so that this one goes home meanwhile; the same, the
+                # other way round, backward.
+                y, rows = lax.optimization_barrier((y, sent[i + 1].rows))
+                sent[i + 1] = replace(sent[i + 1], rows=rows)
+            found.append(self._home(y, journey, half[1]))
+        out = jnp.concatenate(found)
+        if self.capacity is not None:
+            return out
+        late = [_overflow(self, x, weight, kernels, expert) for x, weight, expert in halves]
+        return out + jnp.concatenate(late)
 
     def late(self, expert: Array) -> Float[Array, ""]:
         """How many pairs go in further rounds than the first."""
@@ -125,10 +140,6 @@ class _Exchange:
         """`rows` in tiles, each of one group."""
         return self.run(rows, *[functools.partial(_times, kernel=kernel, group=group) for kernel in kernels])
 
-    def _exchanged(self, x: Array, weight: Array, expert: Array, *, kernels: Sequence[Array]) -> Array:
-        out = self.one_round(0, x, weight, kernels, expert)
-        return out if self.capacity is not None else out + _overflow(self, x, weight, kernels, expert)
-
     def rounds(self, expert: Array) -> Array:
         """How many rounds it takes, the same on all devices of `expert`."""
         needed = -(-jnp.max(self._sizes(expert)) // self._pairs(expert.size))
@@ -138,6 +149,11 @@ class _Exchange:
         self, n: Array | int, x: Array, weight: Array, kernels: Sequence[Array], expert: Array
     ) -> Float[Array, "N F"]:
         """The contributions of the pairs that go in round `n`, float32."""
+        journey = self._send(n, x, expert)
+        return self._home(self._work(journey, kernels), journey, weight)
+
+    def _send(self, n: Array | int, x: Array, expert: Array) -> "_Journey":
+        """Pairs that go in round `n`, to the devices of their experts."""
         pairs, most = expert.reshape(-1), self._pairs(expert.size)
         dest = self._destination(pairs)
         slot = _rank(dest, self.devices + 1) - n * most
@@ -151,10 +167,20 @@ class _Exchange:
         group = _trade(jnp.where(there, take(pairs, pair) % own, own).reshape(self.devices, -1)).reshape(-1)
         token = jnp.where(there, pair // expert.shape[1], x.shape[0])
         rows = _trade(permuted(x, token, place.reshape(expert.shape)).reshape(self.devices, most, -1))
-        t = tiles(group, own)
-        y = self._run(permuted(rows.reshape(sent, -1), t.source, t.place[:, None]), t.group, kernels)
-        home = _trade(permuted(y, t.place, t.source[:, None]).reshape(self.devices, most, -1))
-        y_NKF = permuted(home.reshape(sent, -1), place, pair[:, None]).reshape(*expert.shape, -1)
+        return _Journey(rows, group, place, pair)
+
+    def _work(self, journey: "_Journey", kernels: Sequence[Array]) -> Float[Array, "G C F"]:
+        """What this device's experts make of what has come."""
+        devices, most, _ = journey.rows.shape
+        t = tiles(journey.group, self.experts // self.devices)
+        rows = permuted(journey.rows.reshape(devices * most, -1), t.source, t.place[:, None])
+        y = self._run(rows, t.group, kernels)
+        return permuted(y, t.place, t.source[:, None]).reshape(devices, most, -1)
+
+    def _home(self, y: Float[Array, "G C F"], journey: "_Journey", weight: Float[Array, "N K"]) -> Float[Array, "N F"]:
+        """Back to the tokens, and added up by weight."""
+        home = _trade(y).reshape(-1, y.shape[-1])
+        y_NKF = permuted(home, journey.place, journey.pair[:, None]).reshape(*weight.shape, -1)
         return _weighted(y_NKF, weight)
 
     def _sizes(self, expert: Array) -> Int[Array, " G"]:
@@ -165,6 +191,20 @@ class _Exchange:
     def _destination(self, pairs: Array) -> Array:
         """The device of each pair's expert; `devices`, which is none, for a pair of no expert."""
         return jnp.minimum(pairs // (self.experts // self.devices), self.devices)
+
+
+@dataclass(frozen=True)
+class _Journey:
+    """What one device has got in a round, and where it sent what.
+
+    rows: [G, C, D], C from each device; group: int32[G * C], the own expert of each, the number of them for none.
+    place: int32[N * K], where each of this device's pairs went; pair: int32[G * C], the inverse.
+    """
+
+    rows: Float[Array, "G C D"]
+    group: Int[Array, " GC"]
+    place: Int[Array, " NK"]
+    pair: Int[Array, " GC"]
 
 
 def _times(rows: Array, *, kernel: Array, group: Array) -> Array:

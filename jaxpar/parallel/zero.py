@@ -36,7 +36,8 @@ def fetch(params: Params, placements: Placements, dtype: Any = None) -> Params:
 
 
 def _fetch_one(x: Array, placement: Placement, dtype: Any) -> Array:
-    if dtype is not None and jnp.issubdtype(x.dtype, jnp.floating):
+    dtype = placement.computes_in(dtype)
+    if dtype is not None:
         x = x.astype(dtype)
     if placement.gathers:
         assert placement.zero_dim is not None

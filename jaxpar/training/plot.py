@@ -21,7 +21,8 @@ _SIZE = (8.0, 4.5)  # inches
 
 
 class Plots(Callback):
-    """Draws `loss.png` at each evaluation and at the end, there also `speed.png` and `memory.png`.
+    """Draws `loss.png` at each evaluation and at the end, there also `speed.png` and `memory.png`; and `experts.png`
+    of a model that says how often it chooses each expert (`load/0`, `load/1`, ...).
 
     From what `MetricsLog` and `ProgramFile` write, which come before it. `bigram`: the entropy of the held-out text
     given one token, in nats: what a table of pairs could reach at best.
@@ -32,12 +33,17 @@ class Plots(Callback):
 
     def on_record(self, loop: Loop, step: int, record: Record) -> None:
         if "validation_loss" in record:
-            self._save("loss.png", draw_losses(read_records(self._directory), self._bigram))
+            records = read_records(self._directory)
+            self._save("loss.png", draw_losses(records, self._bigram))
+            if loads(records):
+                self._save("experts.png", draw_loads(records))
 
     def on_end(self, loop: Loop) -> None:
         records, program = read_records(self._directory), read_program(self._directory)
         self._save("loss.png", draw_losses(records, self._bigram))
         self._save("speed.png", draw_curve(records, "tokens_per_second", "tokens/s, all devices", zero=True))
+        if loads(records):
+            self._save("experts.png", draw_loads(records))
         if program:
             self._save("memory.png", draw_memory(program["memory"], (8.0, 2.4)))
 
@@ -46,6 +52,25 @@ class Plots(Callback):
         partial = self._directory / f"partial-{name}"
         figure.savefig(partial, dpi=120)
         partial.replace(self._directory / name)
+
+
+def loads(records: Records) -> list[str]:
+    """The names of the experts' shares of all choices, in order."""
+    names = {name for record in records for name in record if name.startswith("load/")}
+    return sorted(names, key=lambda name: int(name.removeprefix("load/")))
+
+
+def draw_loads(records: Records, size: Size = _SIZE) -> Figure:
+    """Each expert's share of all choices against the step, and the share that all would have if equally liked."""
+    figure, axes = _axes(size, "step", "share of choices")
+    names = loads(records)
+    for name in names:
+        _line(axes, records, name, label=f"expert {name.removeprefix('load/')}", linewidth=0.8)
+    axes.axhline(1 / len(names), color="gray", linestyle="--")
+    axes.set_ylim(bottom=0)
+    if len(names) <= 16:
+        axes.legend(ncols=2, fontsize="small")
+    return figure
 
 
 def draw_losses(records: Records, bigram: float | None, size: Size = _SIZE) -> Figure:

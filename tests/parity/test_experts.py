@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import lru_cache
 
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from experiments.parity_table import make_batch
 from jaxpar import Capacity, Plan, PlanError, Program
 from jaxpar.testing import compare, run_loss_and_grads, run_on_enough_devices
-from models.moe import MoEConfig, choose, scores
+from models.moe import MoEConfig
 
 CONFIG = MoEConfig(
     vocab_size=61,
@@ -66,29 +65,52 @@ def test_experts_on_any_mesh_give_the_numbers_of_one_device(plan, kinds):
         assert not differences, f"{kind}:\n" + "\n".join(map(str, differences))
 
 
-def test_another_router_beside_dense_layers_gives_the_numbers_of_one_device():
-    """Otherwise what one router needs beyond another, such as sums over a row, would depend on the mesh."""
-    config = replace(CONFIG, router="sigmoid", experts_per_token=3, num_dense_layers=1, num_shared_experts=0)
-    found = run_loss_and_grads(run_on_enough_devices(program(Plan("expert=4,data=2"), config)), batch("uneven"))
+ROUTERS = {
+    "sigmoid with groups, a bias and jitter": {
+        "router": "sigmoid",
+        "expert_groups": 4,
+        "groups_per_token": 2,
+        "experts_per_token": 3,
+        "bias_rate": 0.01,
+        "router_jitter": 0.1,
+        "num_layers": 4,
+        "num_dense_layers": 2,
+        "num_shared_experts": 0,
+    },
+    "expert choice": {"router": "expert_choice"},
+}
+
+
+@pytest.mark.parametrize(
+    ("router", "plan"),
+    [
+        ("sigmoid with groups, a bias and jitter", Plan("expert=4,pipe=2", microbatches=2, remat="dots")),
+        ("expert choice", Plan("expert=2,seq=2,tensor=2")),
+    ],
+)
+def test_other_routers_give_the_numbers_of_one_device(router, plan):
+    """Otherwise what one router needs beyond another, such as a whole row, or noise, would depend on the mesh.
+
+    The gradient of a bias is how often its expert was chosen.
+    """
+    config = replace(CONFIG, **ROUTERS[router])
+    found = run_loss_and_grads(run_on_enough_devices(program(plan, config)), batch("uneven"))
     assert not compare(*found, *reference(config, "uneven"))
+    if config.bias_rate:
+        chosen = found[1]["blocks.experts.router.bias"].sum(axis=-1)
+        assert chosen.tolist() == [ROWS * LENGTH * config.experts_per_token] * 2
 
 
-def test_routers_weigh_the_same_experts_as_their_papers_do():
-    """Otherwise weights imported from one of these models would mean another one."""
-    logits = jnp.asarray([[[3.0, 1.0, 2.0, 0.0]]])
-    exp, sig = np.exp([3.0, 2.0]), 1 / (1 + np.exp([-3.0, -2.0]))
-    all_exp = np.exp([3.0, 1.0, 2.0, 0.0]).sum()
-    for router, normalize, expected in (
-        ("topk_softmax", False, exp / exp.sum()),
-        ("softmax", False, exp / all_exp),
-        ("softmax", True, exp / exp.sum()),
-        ("sigmoid", False, sig),
-        ("sigmoid", True, sig / sig.sum()),
-    ):
-        config = replace(CONFIG, router=router, normalize_weights=normalize)
-        expert, weight = choose(logits, scores(logits, router), config)
-        assert expert[0, 0].tolist() == [0, 2]
-        assert np.allclose(weight[0, 0], expected, atol=1e-6), router
+@pytest.mark.parametrize(
+    "plan", [Plan("expert=2,seq=2,tensor=2", microbatches=4), Plan("expert=4,pipe=2", microbatches=2)], ids=str
+)
+def test_terms_of_the_router_do_not_grow_with_the_mesh(plan):
+    """Otherwise the pull to balance would change with the number of devices or microbatches, and no loss shows it."""
+    quiet = {**batch("packed"), "weights": np.zeros((ROWS, LENGTH), np.float32)}
+    loss, grads = run_loss_and_grads(run_on_enough_devices(program(plan)), quiet)
+    alone = run_loss_and_grads(run_on_enough_devices(program(Plan("data=1"))), quiet)
+    assert not compare(loss, grads, *alone)
+    assert np.abs(grads["blocks.experts.router.kernel"]).max() > 1e-3 > np.abs(grads["unembedding"]).max()
 
 
 def test_an_expert_without_tokens_has_a_gradient_of_zeros():

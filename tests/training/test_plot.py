@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxpar.training.plot import Plots, draw_curve, draw_losses, draw_memory
+from jaxpar.training.plot import Plots, draw_curve, draw_loads, draw_losses, draw_memory, loads
 from tests.training.fakes import make_loop
 
 
@@ -19,6 +19,15 @@ def test_both_losses_and_the_bigram_line_are_drawn_with_a_gap_where_a_loss_is_no
 def test_a_run_without_records_draws_nothing_and_does_not_fail():
     """Otherwise a run stopped in its first step would end with an error."""
     assert not list(draw_losses([], None).axes[0].lines)
+
+
+def test_every_expert_has_a_line_in_order():
+    """Otherwise expert 10 would stand before expert 2, or one that is never chosen would be missing."""
+    records = [{"step": step, **{f"load/{e}": 0.0 if e == 3 else 1 / 11 for e in (10, *range(10))}} for step in (1, 2)]
+    assert loads(records) == [f"load/{e}" for e in range(11)]
+    lines = draw_loads(records).axes[0].get_lines()
+    assert [line.get_label() for line in lines[:-1]] == [f"expert {e}" for e in range(11)]
+    assert list(lines[3].get_ydata()) == [0.0, 0.0]
 
 
 def test_the_files_are_whole_pictures(tmp_path):
