@@ -2,15 +2,16 @@
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
-from jaxpar import Capacity, Hybrid, PlanError, Pipeline, Plan, Program, Zero, token_shapes
+import optax
+
+from jaxpar import Capacity, Hybrid, Pipeline, Plan, PlanError, Program, Zero, token_shapes
 from jaxpar.mesh import MeshShape
 from jaxpar.pipeline import SCHEDULES, legal_microbatches
 from models.layers import RopeScaling
 from models.llama import LlamaConfig
 from models.moe import MoEConfig
-
-import optax
 
 
 def _llama3(layers: int, embed: int, heads: int, mlp: int) -> LlamaConfig:
@@ -20,7 +21,9 @@ def _llama3(layers: int, embed: int, heads: int, mlp: int) -> LlamaConfig:
     )  # fmt: skip
 
 
-_SMALL = dict(vocab_size=4096, num_layers=8, embed_dim=256, num_heads=8, num_kv_heads=4, head_dim=32, mlp_dim=704)
+_SMALL: dict[str, Any] = dict(
+    vocab_size=4096, num_layers=8, embed_dim=256, num_heads=8, num_kv_heads=4, head_dim=32, mlp_dim=704
+)
 MODELS: dict[str, LlamaConfig] = {
     "small": LlamaConfig(**_SMALL),
     "small experts": MoEConfig(**_SMALL, num_experts=8, experts_per_token=2, moe_mlp_dim=512),
@@ -60,7 +63,7 @@ def cases() -> list[Case]:
 
 
 def _simulated() -> list[Case]:
-    bf16 = dict(precision="bfloat16")
+    bf16: dict[str, Any] = dict(precision="bfloat16")
     plans = [
         Plan("data=8"),
         Plan("data=8", zero=1),
@@ -95,16 +98,14 @@ def _simulated() -> list[Case]:
     ]
     two = [Plan("data=4,expert=2", zero=3), Plan("pipe=2,expert=2,tensor=2", microbatches=4)]
     by_model = [("small", plans), ("small experts", experts), ("small, dense first", two)]
-    return [
-        Case("simulated", model, plan, "1x8xcpu", 32, 512) for model, of_model in by_model for plan in of_model
-    ]
+    return [Case("simulated", model, plan, "1x8xcpu", 32, 512) for model, of_model in by_model for plan in of_model]
 
 
 def _published() -> list[Case]:
-    def bf16(mesh: str, **fields) -> Plan:
+    def bf16(mesh: str, **fields: Any) -> Plan:
         return Plan(mesh, precision="bfloat16", **fields)
 
-    norms = dict(sequence_sharded_norms=True)
+    norms: dict[str, Any] = dict(sequence_sharded_norms=True)
     rows = [
         ("Llama-3 8B", bf16("data=-1", zero=3, remat="full"), 1, 8, 8192),
         ("Llama-3 8B", bf16("data=-1", zero=2, remat="dots", microbatches=2), 1, 16, 4096),

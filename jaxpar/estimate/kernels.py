@@ -84,7 +84,8 @@ class _Scope:
 
     def open(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Value]) -> list[Value]:
         values = dict(zip(jaxpr.invars, args, strict=True))
-        values |= {v: self.new(v, FREE if np.ndim(c) == 0 else None) for v, c in zip(jaxpr.constvars, consts)}
+        for v, c in zip(jaxpr.constvars, consts, strict=False):
+            values[v] = self.new(v, FREE if np.ndim(c) == 0 else None)
 
         def read(atom: Any) -> Value:
             return self.new(atom, FREE) if isinstance(atom, core.Literal) else values[atom]

@@ -15,7 +15,20 @@ from jaxpar.estimate.kernels import Kernel, Kernels, kernels_of
 from jaxpar.estimate.tensor_split import Dim
 
 # What is no kernel of its own, beside arithmetic: it only moves.
-_VIEWS = frozenset({"reshape", "transpose", "squeeze", "expand_dims", "pvary", "name", "copy", "copy_p", "pcast", "sharding_constraint"})
+_VIEWS = frozenset(
+    {
+        "reshape",
+        "transpose",
+        "squeeze",
+        "expand_dims",
+        "pvary",
+        "name",
+        "copy",
+        "copy_p",
+        "pcast",
+        "sharding_constraint",
+    }
+)
 _APART = frozenset({
     "dot_general", "conv_general_dilated", "scan", "while", "cond", "sort", "top_k", "gather", "scatter", "scatter-add",
     "scatter_add", "cumsum", "cumlogsumexp", "cummax", "ragged_dot", "ragged_dot_general", "reshard", "all_gather",
@@ -62,8 +75,8 @@ class Piece:
 
 
 def piece(closed: Any, dims: list[Dim], tensor: int, platform: Platform, sunk: Collection[int] = ()) -> Piece:
-    """`closed`: a jaxpr; `dims`: which dim of each input `tensor` devices split. `sunk`: results that are gone as soon as
-    they are made."""
+    """`closed`: a jaxpr; `dims`: which dim of each input `tensor` devices split. `sunk`: results that are gone as
+    soon as they are made."""
 
     def inner(body: Kernels, consts: int, carried: int) -> int:
         return _Alive(body, platform, in_place=range(carried), first=consts).most
@@ -258,6 +271,10 @@ class _Alive:
         kernel = self.kernels[at]
         if kernel.name not in ("scan", "while"):
             return kernel.inner
-        dying = Counter(self.program.bytes[b] for n in kernel.ins if self.read.get(b := self.buffer.get(n, n)) == at and b in self.written)
+        dying = Counter(
+            self.program.bytes[b]
+            for n in kernel.ins
+            if self.read.get(b := self.buffer.get(n, n)) == at and b in self.written
+        )
         fresh = Counter(self.program.bytes[n] for n in kernel.outs)
         return kernel.inner - sum(size * count for size, count in (dying & fresh).items())

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from jaxpar.batch import BatchAxes
 from jaxpar.estimate.liveness import CPU, CUDA, Platform
-from jaxpar.estimate.pieces import Pieces, Shapes, StackPieces, trace_pieces
+from jaxpar.estimate.pieces import Pieces, Shapes, trace_pieces
 from jaxpar.estimate.state_memory import COUNTERS, Sizes, StateBytes, batch_bytes, state_bytes, stored
 from jaxpar.mesh import AXES, REPLICA, ROW_AXES
 from jaxpar.pipeline.table import Table, lower
@@ -92,7 +92,8 @@ class MemoryModel:
         own = {name: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype) for name, x in shapes.items()}
         axes = tuple(sizes[a] for a in ("pipe", "tensor", "seq", "expert"))
         key = (
-            axes, split, plan.zero == 3, platform, tuple((n, x.shape) for n, x in own.items()), plan.precision, plan.remat,
+            axes, split, plan.zero == 3, platform, tuple((n, x.shape) for n, x in own.items()),
+            plan.precision, plan.remat,
             plan.param_dtype, plan.attention, plan.ulysses, plan.experts, plan.capacity, plan.sequence_sharded_norms,
             "activations" in plan.offload,
         )  # fmt: skip
@@ -226,7 +227,9 @@ class _Step:
         sizes = self.table.sizes
         total = (sizes["inputs"] + sizes["cotangents"]) * self.pieces.activation
         for lane, (stack, mine) in enumerate(zip(self.structure.stacks, self.pieces.stacks, strict=True)):
-            longest = next(p.layers.longest for p in self.placements.values() if p.info.stack == stack.name and p.layers)
+            longest = next(
+                p.layers.longest for p in self.placements.values() if p.info.stack == stack.name and p.layers
+            )
             total += sizes[f"saved.{lane}"] * longest * (mine.saved - mine.on_host)
             total += sizes.get(f"between.{lane}", 0) * longest * mine.between
         slots = len(self.table.schedule.slots)
