@@ -14,14 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import jaxpar
-
-jaxpar.simulate(8)
-
-# ruff: isort: split
 import numpy as np
 from scipy.stats import kendalltau
 
+import jaxpar
 from experiments.bench.memory_plans import Case, cases
 from jaxpar.estimate.step_memory import StepMemory
 
@@ -46,6 +42,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose text has this in it; the page is not written then")
     parser.add_argument("--keep", action="store_true", help="keep what was measured after the page is written")
     args = parser.parse_args()
+    jaxpar.simulate(8)
     record = args.output.with_suffix(".jsonl")
     done = read(record)
     chosen = [case for case in cases() if args.only in f"{case.group}: {case}"]
@@ -118,8 +115,9 @@ def page(results: Sequence[Result]) -> str:
 
 INTRODUCTION = """# A step's memory without compiling it
 
-Written by `experiments/bench/estimate_memory.py`. `Program.memory(cluster, shapes)` says what a step takes on one device,
-by what it is for; `MemoryModel` does so for many plans of one model, 1.5 ms each once what they share is traced.
+Written by `experiments/bench/estimate_memory.py`. `Program.memory(cluster, shapes)` says what a step takes on one
+device, by what it is for; `MemoryModel` does so for many plans of one model, 1.5 ms each once what they share is
+traced.
 
 What is given to a step (parameters, optimizer state, batch) is exact to the byte: it follows from the placements. What
 the step accumulates, and what its ring buffers hold, follow from the plan, the schedule's table and the arrays that one
@@ -127,12 +125,12 @@ layer saves. What a layer, the head or the embedding needs as it runs is found b
 adding up which values are alive, where values that XLA fuses into the kernel that reads them are none. The peak is that
 of the phase that needs most.
 
-What is taken to be true of XLA beside that, seen in its buffer assignments while this was made, so with the errors of the
-simulated and published programs in view (those drawn at random were compiled after):
+What is taken to be true of XLA beside that, seen in its buffer assignments while this was made, so with the errors of
+the simulated and published programs in view (those drawn at random were compiled after):
 
 - The largest gradient of the head is reduced or added last, when the layers' backward is over.
-- Gathered weights are alive for this layer and the next one; on GPUs shards that are gathered along another dim than the
-  first are turned once, whole stacks of them.
+- Gathered weights are alive for this layer and the next one; on GPUs shards that are gathered along another dim than
+  the first are turned once, whole stacks of them.
 - On GPUs with `tensor`, products of the weights' gradients wait for the end of the layer, to lie over communication; a
   product may add to what is there and change its dtype as it writes. On CPU neither; there XLA stores what is costly
   (an exponential) and read twice.

@@ -33,8 +33,8 @@ class StepReport:
     they cannot see into (see `HloReport`). `compile_seconds` is 0 for a program that came compiled.
 
     Of a `Run`'s step, see `step_report`: `memory`, the peak by kind; `lint`, what the plan does not promise;
-    `largest`, the largest buffers alive at the peak. Of a `Program`'s, `predicted_peak_bytes`: what `MemoryModel` says of
-    `peak_bytes` without compiling.
+    `largest`, the largest buffers alive at the peak. Of a `Program`'s, `predicted_peak_bytes`: what `MemoryModel` says
+    of `peak_bytes` without compiling.
     """
 
     device_kind: str

@@ -44,8 +44,10 @@ Inner = Callable[[Kernels, int, int], int]
 
 
 def kernels_of(closed: Any, dims: Sequence[Dim], tensor: int, inner: Inner) -> tuple[Kernels, list[Dim]]:
-    """-> the kernels, and which dim of each result is split over `tensor` devices; `dims`: of each input. `inner(body, consts, carried)`: the bytes that a
-    loop's body needs; of its inputs the first are constants, then come those carried."""
+    """-> the kernels, and which dim of each result is split over `tensor` devices; `dims`: of each input.
+
+    `inner(body, consts, carried)`: the bytes that a loop's body needs; of its inputs the first are constants, then
+    come those carried."""
     return _Flat(tensor, inner).run(closed, dims)
 
 
@@ -148,7 +150,8 @@ def _loop_dims(name: str, ins: Sequence[Value], consts: int, carried: int) -> li
     """Of the inputs of a loop's body: what is scanned over loses its first dim."""
     dims = [d for _, d in ins]
     for i in range(consts + carried, len(dims)):
-        dims[i] = None if dims[i] == 0 else dims[i] if dims[i] in (None, FREE) else dims[i] - 1  # type: ignore[operator]
+        dims[i] = None if dims[i] == 0 else dims[i] if dims[i] in (None, FREE) else dims[i] - 1  # type:
+    ignore[operator]
     return dims
 
 

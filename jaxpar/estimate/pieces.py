@@ -59,7 +59,7 @@ def trace_pieces(
     """`shapes`: of what one device of `data` works on at a time: a microbatch's rows, whole positions. The plan's mesh
     is resolved. `split`: the schedule parts a backward in two."""
     sizes = plan.shape.sizes | {"data": 1}
-    mesh = AbstractMesh(tuple(sizes[a] for a in AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    mesh: Any = AbstractMesh(tuple(sizes[a] for a in AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES))
     plain = replace(
         plan, mesh=f"pipe={sizes['pipe']},tensor={sizes['tensor']},seq={sizes['seq']},expert={sizes['expert']}",
         zero=0, within_node=False, microbatches=1, pipeline="1f1b", virtual_stages=1, stage_layers=None, fill=False,
@@ -67,7 +67,8 @@ def trace_pieces(
     placements = place(structure, plain, mesh)
     region = Region(structure, placements, plain, batch_axes, mesh)
     tracer = _Tracer(region, split, plan.zero == 3, sizes["tensor"], platform)
-    step = region._shard_map(tracer.trace, dict(shapes), ())
+    arrays: Any = dict(shapes)
+    step = region._shard_map(tracer.trace, arrays, ())
     params = {path: jax.ShapeDtypeStruct(p.storage_shape, p.info.dtype) for path, p in placements.items()}
     rows = next(iter(shapes.values())).shape[0]
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -113,6 +114,8 @@ class _Tracer:
         layer = self._piece(forward, (given, x, context), (of_given, self._x, None))
         saved = forward(given, x, context)[2]
         of_saved = layer.dims[len(layer.dims) - len(saved) :]
+        args: Any
+        dims: Any
         args, dims = (given, saved, context, x, scales), (of_given, of_saved, None, self._x, None)
         sizes = [_share(leaf, dim, self.tensor) for leaf, dim in zip(saved, of_saved, strict=True)]
         away = sum(size for size, leaf in zip(sizes, saved, strict=True) if gradient.moves(leaf))
@@ -143,7 +146,7 @@ class _Tracer:
         """-> what a layer's weights are made from, how it lies, and how they are made: gathered ones are there whole,
         others are cast where they are used."""
         weights = chunks.weights
-        dims = {path: of_spec(p.tensor_spec) for path, p in weights.placements.items()}
+        dims = {path: of_spec(tuple(p.tensor_spec)) for path, p in weights.placements.items()}
         if self.gathers:
             return weights.fetch(0), dims, lambda given: given
         stored = {path: None if d is None else d + 1 for path, d in dims.items()}
@@ -152,12 +155,14 @@ class _Tracer:
     def _ends(
         self, ends: Ends, x: Any, batch: Any, context: Any, scales: Any, stacks: tuple[StackPieces, ...]
     ) -> Pieces:
-        of_outer = {path: of_spec(self.region.placements[path].tensor_spec) for path in ends.outer}
+        of_outer = {path: of_spec(tuple(self.region.placements[path].tensor_spec)) for path in ends.outer}
 
         def with_outer(f: Any) -> Any:
             return lambda outer, *args: f(replace(ends, outer=outer), *args)
 
         embed = self._piece(with_outer(Ends.embed), (ends.outer, batch, context), (of_outer, None, None))
+        args: Any
+        dims: Any
         args, dims = (ends.outer, x, batch, context, scales), (of_outer, self._x, None, None, None)
         head = self._piece(with_outer(Ends.head_and_gradients), args, dims)
         args, dims = (ends.outer, batch, context, x), (of_outer, None, None, self._x)

@@ -70,7 +70,7 @@ class MemoryModel:
     def predict(self, plan: Plan, shapes: Shapes, devices_per_node: int = 8, platform: str = "cuda") -> StepMemory:
         """`plan`: legal, its mesh resolved; `shapes`: of one step's global batch; `platform`: as jax names it."""
         sizes = _sizes(plan, devices_per_node)
-        mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+        mesh: Any = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
         placements = place(self.structure, plan, mesh)
         batch = batch_bytes(shapes, self.batch_axes, sizes)
         state = state_bytes(placements, self._opt_state(placements), sizes, "optimizer" in plan.offload, batch)
