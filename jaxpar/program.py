@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import jax
@@ -12,6 +12,7 @@ from jaxpar.batch import TOKENS, BatchAxes, batch_problems, position_problems
 from jaxpar.errors import PlanError
 from jaxpar.estimate.compile import StepReport, step_report
 from jaxpar.estimate.hardware import Cluster
+from jaxpar.estimate.step_memory import MemoryModel, StepMemory
 from jaxpar.estimate.topology import topology_devices
 from jaxpar.executor.float8 import float8_problems
 from jaxpar.mesh import make_mesh
@@ -90,4 +91,15 @@ class Program:
         devices = topology_devices(cluster)
         self.validate(shapes, len(devices))
         run = self.on(devices, cluster.devices_per_node)
-        return step_report(run, run.lower(shapes))
+        predicted = self.memory(cluster, shapes).total
+        return replace(step_report(run, run.lower(shapes)), predicted_peak_bytes=predicted)
+
+    def memory(self, cluster: str | Cluster, shapes: Shapes) -> StepMemory:
+        """The bytes that a step takes on one device of this cluster, by what they are for, without compiling.
+
+        `shapes`: of one step's global batch. The program must be valid there, see `validate`.
+        """
+        cluster = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
+        model = MemoryModel(self.structure, self.optimizer, self.batch_axes)
+        platform = "cpu" if cluster.kind == "cpu" else "cuda"
+        return model.predict(self.plan.resolve(cluster.size), shapes, cluster.devices_per_node, platform)

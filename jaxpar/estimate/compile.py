@@ -33,7 +33,8 @@ class StepReport:
     they cannot see into (see `HloReport`). `compile_seconds` is 0 for a program that came compiled.
 
     Of a `Run`'s step, see `step_report`: `memory`, the peak by kind; `lint`, what the plan does not promise;
-    `largest`, the largest buffers alive at the peak.
+    `largest`, the largest buffers alive at the peak. Of a `Program`'s, `predicted_peak_bytes`: what `MemoryModel` says
+    of `peak_bytes` without compiling.
     """
 
     device_kind: str
@@ -51,6 +52,7 @@ class StepReport:
     memory: Memory | None = None
     lint: tuple[Finding, ...] = ()
     largest: tuple[Buffer, ...] = ()
+    predicted_peak_bytes: int = 0
 
     def totals(self, *, singletons: bool = False) -> Totals:
         """{(mesh axes, kind): (executions, bytes)}; groups of one device only when asked for."""

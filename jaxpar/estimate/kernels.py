@@ -1,0 +1,179 @@
+"""A jaxpr as the kernels that XLA makes of it, with the bytes of each value on one device.
+
+Calls are opened, so that what stands on both sides of one can be fused. A loop stays one kernel: what its body needs
+beside what goes in and comes out is its `inner` bytes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from jaxpar.estimate.tensor_split import FREE, Dim, join, of_spec, out_dim
+
+_CALLS = (
+    "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call",
+    "custom_vmap_call", "custom_lin", "shard_map",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """`name`: of the primitive. `ins`, `outs`: numbers of values. `inner`: bytes that live while it runs."""
+
+    name: str
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    inner: int = 0
+
+
+@dataclass
+class Kernels:
+    """In the order of the trace. `bytes`: of each value on one device; `ins`, `outs`: of the whole."""
+
+    kernels: list[Kernel] = field(default_factory=list)
+    bytes: list[int] = field(default_factory=list)
+    ins: list[int] = field(default_factory=list)
+    outs: list[int] = field(default_factory=list)
+
+
+Inner = Callable[[Kernels, int, int], int]
+
+
+def kernels_of(closed: Any, dims: Sequence[Dim], tensor: int, inner: Inner) -> tuple[Kernels, list[Dim]]:
+    """-> the kernels, and which dim of each result is split over `tensor` devices; `dims`: of each input.
+
+    `inner(body, consts, carried)`: the bytes that a loop's body needs; of its inputs the first are constants, then
+    come those carried."""
+    return _Flat(tensor, inner).run(closed, dims)
+
+
+@dataclass
+class _Flat:
+    tensor: int
+    inner: Inner
+
+    def run(self, closed: Any, dims: Sequence[Dim]) -> tuple[Kernels, list[Dim]]:
+        """-> the kernels, and the dims of the results."""
+        found = Kernels()
+        jaxpr, consts = _opened(closed)
+        scope = _Scope(self, found, self.tensor)
+        ins = [scope.new(v, d) for v, d in zip(jaxpr.invars, dims, strict=True)]
+        found.ins = [n for n, _ in ins]
+        results = scope.open(jaxpr, consts, ins)
+        found.outs = [n for n, _ in results]
+        return found, [d for _, d in results]
+
+
+Value = tuple[int, Dim]
+
+
+@dataclass
+class _Scope:
+    """`tensor`: into how many parts what is split is cut; 1 in a region that sees its own part alone."""
+
+    flat: _Flat
+    found: Kernels
+    tensor: int
+
+    def new(self, var: Any, dim: Dim) -> Value:
+        parts = self.tensor if dim is not None and dim != FREE else 1
+        self.found.bytes.append(nbytes(var.aval) // parts)
+        return len(self.found.bytes) - 1, dim
+
+    def open(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Value]) -> list[Value]:
+        values = dict(zip(jaxpr.invars, args, strict=True))
+        for v, c in zip(jaxpr.constvars, consts, strict=False):
+            values[v] = self.new(v, FREE if np.ndim(c) == 0 else None)
+
+        def read(atom: Any) -> Value:
+            return self.new(atom, FREE) if isinstance(atom, core.Literal) else values[atom]
+
+        for eqn in jaxpr.eqns:
+            results = self._results(eqn, [read(v) for v in eqn.invars])
+            values |= dict(zip(eqn.outvars, results, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def _results(self, eqn: Any, ins: list[Value]) -> list[Value]:
+        name = eqn.primitive.name
+        if name in _CALLS and (body := _body(eqn.params)) is not None:
+            return self._call(eqn, body, ins)
+        if name in ("scan", "while", "cond"):
+            return self._loop(eqn, ins)
+        dims = [d for _, d in ins]
+        dim = out_dim(eqn, dims, self.tensor)
+        outs = [self.new(v, dim) for v in eqn.outvars]
+        name = "reshard" if name == "sharding_constraint" and dims[0] not in (dim, FREE) else name
+        self.found.kernels.append(Kernel(name, tuple(n for n, _ in ins), tuple(n for n, _ in outs)))
+        return outs
+
+    def _call(self, eqn: Any, body: Any, ins: list[Value]) -> list[Value]:
+        jaxpr, consts = _opened(body)
+        if eqn.primitive.name != "shard_map" or self.tensor == 1:
+            return self.open(jaxpr, consts, ins[len(ins) - len(jaxpr.invars) :])
+        # Inside, every value is a device's own part. The numbers stay: a part is what there is of the whole.
+        own = _Scope(self.flat, self.found, 1)
+        results = own.open(jaxpr, consts, [(n, None) for n, _ in ins])
+        return [(n, of_spec(spec)) for (n, _), spec in zip(results, eqn.params["out_specs"], strict=True)]
+
+    def _loop(self, eqn: Any, ins: list[Value]) -> list[Value]:
+        name, params = eqn.primitive.name, eqn.params
+        flat = _Flat(self.tensor, self.flat.inner)
+        if name == "cond":
+            runs = [flat.run(b, [d for _, d in ins[1:]]) for b in params["branches"]]
+            inner = max(self.flat.inner(body, len(ins) - 1, 0) for body, _ in runs)
+            dims = [join(ds) for ds in zip(*(ds for _, ds in runs), strict=True)]
+        else:
+            body = params["jaxpr"] if name == "scan" else params["body_jaxpr"]
+            skip = 0 if name == "scan" else params["cond_nconsts"]
+            consts, carried = (params["body_nconsts"], len(eqn.outvars)) if name == "while" else _scanned(params)
+            ins = ins[skip:]
+            given = _loop_dims(name, ins, consts, carried)
+            for _ in range(3):
+                run, results = flat.run(body, given)
+                new = [r if g == FREE else g for g, r in zip(given[consts:], results[:carried], strict=False)]
+                if new == given[consts : consts + carried]:
+                    break
+                given[consts : consts + carried] = new
+            inner = self.flat.inner(run, consts, carried)
+            stacked = [d if d is None or d == FREE else d + 1 for d in results[carried:]]
+            dims = given[consts : consts + carried] + stacked
+        outs = [self.new(v, d) for v, d in zip(eqn.outvars, dims, strict=True)]
+        self.found.kernels.append(Kernel(name, tuple(n for n, _ in ins), tuple(n for n, _ in outs), inner))
+        return outs
+
+
+def _loop_dims(name: str, ins: Sequence[Value], consts: int, carried: int) -> list[Dim]:
+    """Of the inputs of a loop's body: what is scanned over loses its first dim."""
+    dims = [d for _, d in ins]
+    for i in range(consts + carried, len(dims)):
+        dims[i] = None if dims[i] == 0 else dims[i] if dims[i] in (None, FREE) else dims[i] - 1  # type:
+    ignore[operator]
+    return dims
+
+
+def _scanned(params: Any) -> tuple[int, int]:
+    """How many constants a scan has, and how many values it carries. jax 0.12 has them in trees."""
+    if "ft_in" not in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carried, _ = params["ft_in"].unpack()
+    return len(consts), len(carried)
+
+
+def _opened(closed: Any) -> tuple[Any, Sequence[Any]]:
+    return (closed.jaxpr, closed.consts) if hasattr(closed, "consts") else (closed, ())
+
+
+def _body(params: Any) -> Any:
+    return next((params[name] for name in ("jaxpr", "call_jaxpr", "call", "fun_jaxpr") if name in params), None)
+
+
+def nbytes(aval: Any) -> int:
+    """0 for what is no array, and for random keys, which are small."""
+    dtype = getattr(aval, "dtype", None)
+    if dtype is None or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return 0
+    return int(np.prod(aval.shape, dtype=np.int64)) * dtype.itemsize
