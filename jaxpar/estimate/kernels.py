@@ -150,8 +150,9 @@ def _loop_dims(name: str, ins: Sequence[Value], consts: int, carried: int) -> li
     """Of the inputs of a loop's body: what is scanned over loses its first dim."""
     dims = [d for _, d in ins]
     for i in range(consts + carried, len(dims)):
-        dims[i] = None if dims[i] == 0 else dims[i] if dims[i] in (None, FREE) else dims[i] - 1  # type:
-    ignore[operator]
+        dim = dims[i]
+        if dim is not None and dim != FREE:
+            dims[i] = None if dim == 0 else dim - 1
     return dims
 
 
