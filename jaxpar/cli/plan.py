@@ -28,6 +28,7 @@ from jaxpar.planner.question import Question
 from jaxpar.planner.ranked import Ranked
 from jaxpar.planner.scaling import parse_devices, scale
 from jaxpar.planner.search import Progress, Search
+from jaxpar.planner.sharpen import sharpen
 from jaxpar.planner.space import Space
 from jaxpar.planner.table import show, show_scaling
 from jaxpar.planner.verify import verify
@@ -93,7 +94,7 @@ def plan_command(arguments: Sequence[str]) -> int:
     if config.devices:
         return _scaling(config, question)
     with progress() as bar:
-        ranked = Search(question).run(bar)
+        ranked = sharpen(Search(question).run(bar), config.top, bar)
         ranked = verify(ranked, config.verify, bar) if config.verify and ranked.found else ranked
         if config.measure and ranked.found:
             ranked, learned = measure(ranked, config.measure, question.calibration, bar)

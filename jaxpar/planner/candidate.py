@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxpar.estimate.compile import StepReport
 from jaxpar.estimate.layout import Layout
+from jaxpar.estimate.step_memory import StepMemory
 from jaxpar.estimate.time import StepTime
 from jaxpar.plan import Plan
 from jaxpar.planner.memory import Memory
@@ -17,7 +18,7 @@ class Candidate:
     Attributes:
       plan: its mesh has no -1.
       time: seconds of a step, by part.
-      memory: predicted bytes on each device, by part.
+      memory: predicted bytes on each device, by part: by arithmetic, or traced (see `sharpen`).
       limit: bytes that a step may take.
       tokens: of a step, positions of all rows.
       report: what the compiler says of it, if it was asked.
@@ -27,7 +28,7 @@ class Candidate:
     plan: Plan
     layout: Layout
     time: StepTime
-    memory: Memory
+    memory: Memory | StepMemory
     limit: int
     tokens: int
     report: StepReport | None = None

@@ -33,7 +33,8 @@ def verify(ranked: Ranked, count: int, progress: Progress = lambda what, done, o
         else:
             held.append(compiled)
     progress("compiling", count, count)
-    counts = replace(ranked.counts, contradicted=len(dropped), fitting=ranked.counts.fitting - len(dropped))
+    fitting = ranked.counts.fitting - (len(dropped) - len(ranked.dropped))
+    counts = replace(ranked.counts, contradicted=len(dropped), fitting=fitting)
     return replace(ranked, found=(*held, *ranked.found[tried:]), dropped=tuple(dropped), counts=counts)
 
 
