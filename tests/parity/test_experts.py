@@ -101,12 +101,10 @@ def test_other_routers_give_the_numbers_of_one_device(router, plan):
         assert chosen.tolist() == [ROWS * LENGTH * config.experts_per_token] * 2
 
 
-@pytest.mark.parametrize(
-    "plan", [Plan("expert=2,seq=2,tensor=2", microbatches=4), Plan("expert=4,pipe=2", microbatches=2)], ids=str
-)
-def test_terms_of_the_router_do_not_grow_with_the_mesh(plan):
+def test_terms_of_the_router_do_not_grow_with_the_mesh():
     """Otherwise the pull to balance would change with the number of devices or microbatches, and no loss shows it."""
     quiet = {**batch("packed"), "weights": np.zeros((ROWS, LENGTH), np.float32)}
+    plan = Plan("expert=2,seq=2,tensor=2", microbatches=4)
     loss, grads = run_loss_and_grads(run_on_enough_devices(program(plan)), quiet)
     alone = run_loss_and_grads(run_on_enough_devices(program(Plan("data=1"))), quiet)
     assert not compare(loss, grads, *alone)
