@@ -114,8 +114,10 @@ def cells() -> Iterator[Cell]:
 
 
 def allowed(row: Row) -> bool:
-    """A schedule needs a pipeline."""
-    return "pipe" in row["mesh"] or row["schedule"] == "1f1b"
+    """A schedule needs a pipeline, and every device a row of each microbatch."""
+    sizes = dict(part.split("=") for part in row["mesh"].split(","))
+    parts = int(sizes.get("data", 1)) * int(sizes["expert"]) * row["microbatches"]
+    return ("pipe" in row["mesh"] or row["schedule"] == "1f1b") and ROWS % parts == 0
 
 
 def batch(kind: str) -> dict[str, np.ndarray]:
