@@ -226,7 +226,7 @@ class Context:
         to be added to a layer's totals: `routed` pairs, `dropped` ones beyond a capacity, and of those routed
         `overflow`, which went in further rounds. Raises `ModelError`, and `PlanError` for what `tensor` cannot split.
         """
-        names = [logical_names(kernel, 3) for kernel in kernels]
+        names = [logical_names(k, 3) if isinstance(k, nnx.Variable) else () for k in kernels]
         if not kernels or any(not n or n[0] is None for n in names):
             raise ModelError(
                 f"ctx.route needs kernels that are parameters of 3 dims, named 'experts' and two more: found {names}; "

@@ -3,21 +3,17 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import jax
 import tyro
 
-from jaxpar.batch import token_shapes
 from jaxpar.cli.generate import load_config
-from jaxpar.config import RunConfig, Start, parse
+from jaxpar.cli.plan_argument import program_of, shapes_of
+from jaxpar.config import Start, parse
 from jaxpar.errors import ConfigError
 from jaxpar.estimate.compile import StepReport
 from jaxpar.estimate.hardware import Cluster
 from jaxpar.estimate.sizes import parse_size, size
 from jaxpar.mesh import simulate
-from jaxpar.program import Program, Shapes
-from jaxpar.structure import inspect_model
 
 DOES_NOT_FIT = 3
 
@@ -56,25 +52,10 @@ def compile_command(arguments: Sequence[str]) -> int:
     if start != Start():
         raise ConfigError("compile starts no run: of a run's keys it takes those of model, data, optimizer and plan")
     simulate(cluster.size if cluster.kind == "cpu" else 1)
-    found = program(run_config).compile(cluster, shapes(run_config.data, config))
+    shapes = shapes_of(run_config.data, config.rows, config.length)
+    found = program_of(run_config).compile(cluster, shapes)
     print(found.to_json() if config.json else found.full_table())
     return 0 if limit is None else _verdict(found, limit)
-
-
-def program(config: RunConfig) -> Program:
-    """What the experiment trains."""
-    build = config.model.build
-    optimizer = config.optimizer.build(inspect_model(build).params, config.trainer.steps)
-    return Program(build, optimizer, config.plan)
-
-
-def shapes(data: Any, config: CompileConfig) -> Shapes:
-    """Of one step's batch as jaxpar's data make it: token rows with their documents. Raises ConfigError."""
-    rows, length = config.rows or getattr(data, "rows", None), config.length or getattr(data, "row_length", None)
-    if rows is None or length is None:
-        raise ConfigError(f"{type(data).__name__} does not say the shape of a step: give --rows N --length N")
-    documents = {name: jax.ShapeDtypeStruct((rows, length), "int32") for name in ("positions", "segments")}
-    return token_shapes(rows, length) | documents
 
 
 def _verdict(found: StepReport, limit: int) -> int:

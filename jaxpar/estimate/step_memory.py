@@ -15,6 +15,7 @@ from jaxpar.batch import BatchAxes
 from jaxpar.estimate.liveness import CPU, CUDA, Platform
 from jaxpar.estimate.pieces import Pieces, Shapes, trace_pieces
 from jaxpar.estimate.state_memory import COUNTERS, Sizes, StateBytes, batch_bytes, state_bytes, stored
+from jaxpar.executor.steered import learned
 from jaxpar.mesh import AXES, REPLICA, ROW_AXES
 from jaxpar.pipeline.table import Table, lower
 from jaxpar.placement import Placement, place
@@ -79,7 +80,8 @@ class MemoryModel:
         return _Step(self.structure, plan, sizes, placements, state, table, pieces, platform).memory()
 
     def _opt_state(self, placements: Mapping[str, Placement]) -> Any:
-        views = {path: jax.ShapeDtypeStruct(p.view_shape, p.info.dtype) for path, p in placements.items()}
+        own = learned(placements, placements)
+        views = {path: jax.ShapeDtypeStruct(p.view_shape, p.info.dtype) for path, p in own.items()}
         key = tuple((path, v.shape) for path, v in views.items())
         if key not in self._states:
             self._states[key] = jax.eval_shape(self.optimizer.init, views)
