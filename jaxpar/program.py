@@ -8,7 +8,7 @@ from functools import cached_property
 import jax
 import optax
 
-from jaxpar.batch import TOKENS, BatchAxes, batch_problems, position_problems
+from jaxpar.batch import TOKENS, BatchAxes, batch_problems, position_problems, step_problems
 from jaxpar.errors import PlanError
 from jaxpar.estimate.compile import StepReport, step_report
 from jaxpar.estimate.hardware import Cluster
@@ -66,6 +66,7 @@ class Program:
         if plan.shape.fixed_size() is not None:
             problems += placement_problems(self.structure, plan, plan.shape)
             problems += position_problems(self.batch_axes, self.structure.mixing, plan)
+            problems += step_problems(self.structure.step_wide, plan)
             problems += batch_problems(shapes, self.batch_axes, plan) if shapes is not None else []
         if problems:
             raise PlanError(problems)
