@@ -125,6 +125,8 @@ class Model(Protocol):
 
     Only `ctx.attend` sees positions of other devices. A module whose output at one position depends on others in any
     other way, such as a convolution over positions, says `mixes_positions = True` on its class: `seq` refuses it.
+    One that sums over all rows of a step (`ctx.step_sum`) says `needs_whole_step = True`: microbatches and `pipe` are
+    refused.
     """
 
     def embed(self, batch: dict[str, Array], ctx: "Context") -> Any: ...
