@@ -20,6 +20,9 @@ _CALLS = (
 )  # fmt: skip
 
 
+_WIDE = np.dtype(np.float32)
+
+
 @dataclass(frozen=True)
 class Kernel:
     """`name`: of the primitive. `ins`, `outs`: numbers of values. `inner`: bytes that live while it runs."""
@@ -42,19 +45,26 @@ class Kernels:
 
 Inner = Callable[[Kernels, int, int], int]
 
+# A kernel that only makes a copy of another dtype.
+COPY = "copy in float32"
 
-def kernels_of(closed: Any, dims: Sequence[Dim], tensor: int, inner: Inner) -> tuple[Kernels, list[Dim]]:
+
+def kernels_of(
+    closed: Any, dims: Sequence[Dim], tensor: int, inner: Inner, widens: bool = False
+) -> tuple[Kernels, list[Dim]]:
     """-> the kernels, and which dim of each result is split over `tensor` devices; `dims`: of each input.
 
     `inner(body, consts, carried)`: the bytes that a loop's body needs; of its inputs the first are constants, then
-    come those carried."""
-    return _Flat(tensor, inner).run(closed, dims)
+    come those carried. `widens`: products that contract the first dims of both operands, those of the weights'
+    gradients, take them in float32."""
+    return _Flat(tensor, inner, widens).run(closed, dims)
 
 
 @dataclass
 class _Flat:
     tensor: int
     inner: Inner
+    widens: bool
 
     def run(self, closed: Any, dims: Sequence[Dim]) -> tuple[Kernels, list[Dim]]:
         """-> the kernels, and the dims of the results."""
@@ -78,6 +88,8 @@ class _Scope:
     flat: _Flat
     found: Kernels
     tensor: int
+    # Copies in float32, by value: those who read one share it.
+    wide: dict[int, int] = field(default_factory=dict)
 
     def new(self, var: Any, dim: Dim) -> Value:
         parts = self.tensor if dim is not None and dim != FREE else 1
@@ -104,24 +116,37 @@ class _Scope:
         if name in ("scan", "while", "cond"):
             return self._loop(eqn, ins)
         dims = [d for _, d in ins]
+        if name == "dot_general" and self.flat.widens and _leads(eqn):
+            ins = [self._widened(v, value) for v, value in zip(eqn.invars, ins, strict=True)]
         dim = out_dim(eqn, dims, self.tensor)
         outs = [self.new(v, dim) for v in eqn.outvars]
         name = "reshard" if name == "sharding_constraint" and dims[0] not in (dim, FREE) else name
         self.found.kernels.append(Kernel(name, tuple(n for n, _ in ins), tuple(n for n, _ in outs)))
         return outs
 
+    def _widened(self, var: Any, value: Value) -> Value:
+        """The value's copy in float32; itself, if it is as wide."""
+        n, dim = value
+        if var.aval.dtype.itemsize >= _WIDE.itemsize:
+            return value
+        if n not in self.wide:
+            self.found.bytes.append(self.found.bytes[n] * _WIDE.itemsize // var.aval.dtype.itemsize)
+            self.wide[n] = len(self.found.bytes) - 1
+            self.found.kernels.append(Kernel(COPY, (n,), (self.wide[n],)))
+        return self.wide[n], dim
+
     def _call(self, eqn: Any, body: Any, ins: list[Value]) -> list[Value]:
         jaxpr, consts = _opened(body)
         if eqn.primitive.name != "shard_map" or self.tensor == 1:
             return self.open(jaxpr, consts, ins[len(ins) - len(jaxpr.invars) :])
         # Inside, every value is a device's own part. The numbers stay: a part is what there is of the whole.
-        own = _Scope(self.flat, self.found, 1)
+        own = _Scope(self.flat, self.found, 1, self.wide)
         results = own.open(jaxpr, consts, [(n, None) for n, _ in ins])
         return [(n, of_spec(spec)) for (n, _), spec in zip(results, eqn.params["out_specs"], strict=True)]
 
     def _loop(self, eqn: Any, ins: list[Value]) -> list[Value]:
         name, params = eqn.primitive.name, eqn.params
-        flat = _Flat(self.tensor, self.flat.inner)
+        flat = _Flat(self.tensor, self.flat.inner, self.flat.widens)
         if name == "cond":
             runs = [flat.run(b, [d for _, d in ins[1:]]) for b in params["branches"]]
             inner = max(self.flat.inner(body, len(ins) - 1, 0) for body, _ in runs)
@@ -144,6 +169,12 @@ class _Scope:
         outs = [self.new(v, d) for v, d in zip(eqn.outvars, dims, strict=True)]
         self.found.kernels.append(Kernel(name, tuple(n for n, _ in ins), tuple(n for n, _ in outs), inner))
         return outs
+
+
+def _leads(eqn: Any) -> bool:
+    """Whether a product contracts the first dims of both operands."""
+    (left, right), (batch, _) = eqn.params["dimension_numbers"]
+    return not batch and all(sorted(dims) == list(range(len(dims))) for dims in (left, right))
 
 
 def _loop_dims(name: str, ins: Sequence[Value], consts: int, carried: int) -> list[Dim]:
