@@ -14,7 +14,7 @@ from jax.extend import core
 
 from jaxpar.estimate.tensor_split import FREE, Dim, join, of_spec, out_dim
 
-_CALLS = (
+CALLS = (
     "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call",
     "custom_vmap_call", "custom_lin", "shard_map",
 )  # fmt: skip
@@ -69,7 +69,7 @@ class _Flat:
     def run(self, closed: Any, dims: Sequence[Dim]) -> tuple[Kernels, list[Dim]]:
         """-> the kernels, and the dims of the results."""
         found = Kernels()
-        jaxpr, consts = _opened(closed)
+        jaxpr, consts = opened(closed)
         scope = _Scope(self, found, self.tensor)
         ins = [scope.new(v, d) for v, d in zip(jaxpr.invars, dims, strict=True)]
         found.ins = [n for n, _ in ins]
@@ -111,7 +111,7 @@ class _Scope:
 
     def _results(self, eqn: Any, ins: list[Value]) -> list[Value]:
         name = eqn.primitive.name
-        if name in _CALLS and (body := _body(eqn.params)) is not None:
+        if name in CALLS and (body := body_of(eqn.params)) is not None:
             return self._call(eqn, body, ins)
         if name in ("scan", "while", "cond"):
             return self._loop(eqn, ins)
@@ -136,7 +136,7 @@ class _Scope:
         return self.wide[n], dim
 
     def _call(self, eqn: Any, body: Any, ins: list[Value]) -> list[Value]:
-        jaxpr, consts = _opened(body)
+        jaxpr, consts = opened(body)
         if eqn.primitive.name != "shard_map" or self.tensor == 1:
             return self.open(jaxpr, consts, ins[len(ins) - len(jaxpr.invars) :])
         # Inside, every value is a device's own part. The numbers stay: a part is what there is of the whole.
@@ -195,11 +195,13 @@ def _scanned(params: Any) -> tuple[int, int]:
     return len(consts), len(carried)
 
 
-def _opened(closed: Any) -> tuple[Any, Sequence[Any]]:
+def opened(closed: Any) -> tuple[Any, Sequence[Any]]:
+    """-> jaxpr, constants."""
     return (closed.jaxpr, closed.consts) if hasattr(closed, "consts") else (closed, ())
 
 
-def _body(params: Any) -> Any:
+def body_of(params: Any) -> Any:
+    """The jaxpr that a call of `CALLS` runs; None if it has none."""
     return next((params[name] for name in ("jaxpr", "call_jaxpr", "call", "fun_jaxpr") if name in params), None)
 
 
