@@ -124,6 +124,13 @@ def test_the_explanation_says_what_each_choice_costs():
     assert "otherwise whole: +" in text and "parameters are split; tensor=4 sends" in text
 
 
+def test_the_bytes_are_those_of_four_sums_a_layer():
+    """Otherwise two layouts would be compared by numbers that mean nothing."""
+    found = jaxpar.auto_annotate(bare(MODELS["GPT"].build), jaxpar.token_shapes(4, 16), "data=2,tensor=4")
+    activation = 2 * 16 * 20 * 4
+    assert found.bytes == 2 * 4 * activation * 2 * 3 / 4
+
+
 def test_what_cannot_be_split_is_refused_with_its_sizes():
     """Otherwise a mesh of 4 would run with every device doing all of the work."""
     with pytest.raises(PlanError, match="tensor=1: there is nothing to split"):
