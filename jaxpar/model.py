@@ -166,7 +166,7 @@ class Context:
     rules: AxisRules
     sites: Iterator[int]
     whole_step: bool = True
-    """Whether all rows of a step are worked on at once: one microbatch, no pipeline."""
+    """Whether all rows of a step are worked on at once: one microbatch, no pipeline, in training."""
 
     def at_depth(self, depth: Int[Array, ""] | int) -> "Context":
         """The context of one layer; its calls of `dropout` are counted from zero."""
@@ -267,11 +267,11 @@ class Context:
 
         For what is no sum over rows itself. Every device then has the whole sum: what is made of it counts a share on
         each, such as its part of the rows, and `1 / row_parts` of that. A microbatch has a part of the rows alone: a
-        module that calls this says `needs_whole_step = True`, so that such plans are refused before. Evaluation sums
-        over each of its batches. Raises `PlanError`.
+        module that calls this says `needs_whole_step = True`, so that such plans are refused before. When evaluating
+        there is no step (`ctx.train`): rows come in parts. Raises `PlanError`.
         """
         if not self.whole_step:
-            raise PlanError("ctx.step_sum needs all rows at once; set microbatches=1 and pipe=1")
+            raise PlanError("ctx.step_sum needs all rows at once: set microbatches=1 and pipe=1; none when evaluating")
         return jax.tree.map(lambda x: vary(psum(x, (*ROW_AXES, "seq"))), tree)
 
     def row_gather(self, x: Shaped[Array, "b t *d"]) -> Shaped[Array, "b s *d"]:

@@ -146,17 +146,18 @@ def stored_as(build: Build, dtype: Any) -> Build:
 
     def cast(rngs: nnx.Rngs) -> nnx.Module:
         model = _call(build, rngs)
-        parts: Any = nnx.split(model, nnx.Param, ...)
-        graphdef, params, rest = parts
-        return nnx.merge(graphdef, nnx.map_state(lambda _, param: _narrowed(param, jnp.dtype(dtype)), params), rest)
+        # In place: a merged model has its stacks in another order than it was written in.
+        for _, node in nnx.iter_graph(model):
+            if isinstance(node, nnx.Param) and not node.get_metadata().get(FLOAT32):
+                node.set_value(_narrowed(node.get_value(), jnp.dtype(dtype)))
+        return model
 
     return cast
 
 
-def _narrowed(param: nnx.Variable, dtype: Any) -> nnx.Variable:
-    x = param.get_value()
-    narrower = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize > dtype.itemsize
-    return param.replace(x.astype(dtype)) if narrower and not param.get_metadata().get(FLOAT32) else param
+def _narrowed(x: Array, dtype: Any) -> Array:
+    wider = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize > dtype.itemsize
+    return x.astype(dtype) if wider else x
 
 
 def renamed(build: Build, names: Mapping[str, Names]) -> Build:

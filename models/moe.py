@@ -35,7 +35,7 @@ class MoEConfig(LlamaConfig):
       balance_coef: of a loss that is least when all experts are equally liked (Fedus et al., Switch Transformer, 2021).
       balance: where they are to be: `row`, within each row (additive over rows, so that it is the same under any split,
         as in DeepSeek-V2), or `step`, over all rows of a step, as in Switch Transformer; that is no sum over
-        microbatches, so that plans need microbatches=1 and pipe=1.
+        microbatches, so that plans need microbatches=1 and pipe=1. Evaluation is by row.
       router_z_coef: of the mean squared log-sum-exp of the router's scores (Zoph et al., ST-MoE, 2022).
       log_load: metrics `load/0`, `load/1`, ...: each expert's share of all choices, over layers, tokens and a step.
     """
@@ -117,7 +117,8 @@ class Experts(nnx.Module):
         c, totals = self.config, dict[str, Array]()
         chosen_BTE, seen_BT = counted(expert_BTK, logits_BTE, ctx), seen(logits_BTE, ctx)
         if c.balance_coef:
-            loss = balance_of_step if c.balance == "step" else balance
+            # A ragged batch is evaluated in parts, which have no step.
+            loss = balance_of_step if c.balance == "step" and ctx.train else balance
             totals["balance"] = loss(scores(logits_BTE, c.router), chosen_BTE, c.experts_per_token, seen_BT, ctx)
         if c.router_z_coef:
             totals["router_z"] = jnp.sum(seen_BT * jax.nn.logsumexp(logits_BTE, axis=-1) ** 2)

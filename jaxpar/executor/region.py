@@ -250,7 +250,7 @@ class Region:
             routing=Route(self.plan.capacity, self.plan.expert_kernel == "pallas"),
             rules=self.plan.rules,
             sites=itertools.count(),
-            whole_step=self.plan.microbatches == 1 and self._stages == 1,
+            whole_step=train and self.plan.microbatches == 1 and self._stages == 1,
         )
 
 

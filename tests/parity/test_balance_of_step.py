@@ -59,6 +59,16 @@ def test_a_step_in_parts_is_refused(plan, said):
         program(plan).validate(devices=2)
 
 
+def test_a_ragged_batch_is_evaluated_by_row():
+    """Otherwise an evaluation would depend on the parts that its rows are taken in."""
+    whole = make_batch("packed", 5, 61, LENGTH)
+    found = []
+    for plan in (Plan("expert=2"), Plan("data=1")):
+        run = run_on_enough_devices(program(plan))
+        found.append(float(run.evaluate(run.init(0), [whole])["balance"]))
+    assert found[0] == pytest.approx(found[1], rel=1e-5) and found[0] > 0.5
+
+
 def test_another_word_for_where_to_balance_is_refused():
     """Otherwise a misspelled one would be balanced by row."""
     with pytest.raises(ConfigError, match="balance='batch': needs 'row' or 'step'"):

@@ -19,6 +19,7 @@ from jaxpar.training.groups import ParameterGroup
 from jaxpar.training.low_precision import float32_master, round_at_random, stochastic_rounding
 from jaxpar.training.optimizer import OptimizerConfig
 from models.llama import LlamaConfig
+from models.moe import MoEConfig
 from tests.training.updates import drawn
 
 SMALL = optax.sgd(1.0)
@@ -88,6 +89,15 @@ def test_stochastic_rounding_refuses_float16():
     """Otherwise its bits would be taken for those of bfloat16."""
     with pytest.raises(ConfigError, match="w is float16"):
         stochastic_rounding(SMALL).init({"w": jnp.ones(3, jnp.float16)})
+
+
+def test_stacks_keep_their_order():
+    """Otherwise dense layers in front of those with experts would run behind them."""
+    sizes = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "mlp_dim": 24, "moe_mlp_dim": 12}
+    program = Program(MoEConfig(61, 3, 16, **sizes, num_dense_layers=1).build, SMALL, Plan(param_dtype="bfloat16"))
+    assert list(program.structure.stack_lengths) == ["dense_blocks", "blocks"]
+    exact = {path for path, info in program.structure.params.items() if info.dtype == jnp.float32}
+    assert exact == {"blocks.experts.router.kernel"}
 
 
 def params_after(mesh: str, zero: int, low_precision: str, steps: int = 3):
