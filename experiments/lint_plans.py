@@ -1,4 +1,4 @@
-"""The sharding lint over every plan of the three parity tables: it must find nothing.
+"""The sharding lint over every plan of the four parity tables: it must find nothing.
 
     python -m experiments.lint_plans                 # all of them, for 8 simulated devices
     python -m experiments.lint_plans --cluster 1x8xh100 --sample 20

@@ -1,4 +1,4 @@
-"""Every plan of the three parity tables, as a program to compile and lint."""
+"""Every plan of the four parity tables, as a program to compile and lint."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import parity_table, pipeline_table, sequence_table
+from experiments import expert_table, parity_table, pipeline_table, sequence_table
 from jaxpar import PlanError, Program
 from jaxpar.estimate.compile import step_report
 from jaxpar.estimate.hardware import Cluster
@@ -27,12 +27,14 @@ def lint_one(entry: Entry, cluster: str) -> list[str]:
 def entries() -> Iterator[Entry]:
     """Of the tables' legal entries those that differ as programs; weights are data."""
     seen = set[str]()
-    for cell in (*parity_table.cells(), *pipeline_table.cells(), *sequence_table.cells()):
+    tables = (parity_table, pipeline_table, sequence_table, expert_table)
+    for cell in (cell for table in tables for cell in table.cells()):
         try:
             found = entry(cell)
         except PlanError:
             continue  # the table's refusals
-        if (key := f"{found[1].build} {found[1:]}") not in seen:
+        _, program, *rest = found
+        if (key := f"{program.build} {program.plan} {rest}") not in seen:
             seen.add(key)
             yield found
 
@@ -44,6 +46,9 @@ def entry(cell: Any) -> Entry:
     if isinstance(cell, sequence_table.Cell):
         kind = sequence_table.CASES[cell.case].kinds[0]
         return str(cell), cell.program, _shapes(sequence_table.batch(kind)), None
+    if isinstance(cell, expert_table.Cell):
+        kind = expert_table.CASES[cell.case].kinds[0]
+        return str(cell), cell.program, _shapes(expert_table.batch(kind)), None
     case = pipeline_table.CASES[cell.case]
     nodes = pipeline_table.DEVICES_PER_NODE if cell.case == "within node" else None
     return str(cell), cell.program(), _shapes(case.make(case.kinds[0], cell.rows)), nodes

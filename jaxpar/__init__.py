@@ -1,6 +1,7 @@
 """jaxpar: a JAX/XLA sharding-based training toolkit."""
 
 from jaxpar import errors, mesh, pipeline, testing
+from jaxpar.annotate.annotate import auto_annotate
 from jaxpar.batch import TOKENS, token_shapes
 from jaxpar.errors import (
     BackendError,
@@ -46,6 +47,7 @@ __all__ = [
     "Term",
     "TrainState",
     "Zero",
+    "auto_annotate",
     "cross_entropy",
     "cross_entropy_and_z_loss",
     "embedding_lookup",

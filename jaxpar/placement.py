@@ -200,7 +200,7 @@ def _place_one(info: ParamInfo, plan: Plan, mesh: Mesh, layers: StageLayers | No
     parts = _parts(info, plan, mesh)
     for dim, (name, size) in enumerate(zip(info.names, info.dims, strict=True)):
         axis = plan.rules.axis(name)
-        axis = None if axis in MANUAL_AXES else axis
+        axis = None if axis in MANUAL_AXES or axis is None or mesh.shape[axis] == 1 else axis
         shards = 1 if axis is None else mesh.shape[axis]
         if size % shards and plan.rules.uneven.get(str(name)) == "replicate":
             notes.append(f"{name}={size} < {axis}={shards}: replicated over {axis}, each copy {shards // size} times")
@@ -240,11 +240,12 @@ def _parts(info: ParamInfo, plan: Plan, mesh: Mesh) -> dict[int, str]:
 
 
 def _zero_dim(sizes: list[int], taken: list[bool], shards: int) -> int | None:
-    """The dim with the least padding, then the largest; not one that `tensor` splits: its shards would interleave."""
+    """The dim with the least padding, of several the first: XLA for GPU turns what is gathered along another one. Not
+    one that `tensor` splits: its shards would interleave."""
     free = [d for d, is_taken in enumerate(taken) if not is_taken]
     if shards == 1 or not free:
         return None
-    return min(free, key=lambda d: (next_multiple(sizes[d], shards) / max(sizes[d], 1), -sizes[d], d))
+    return min(free, key=lambda d: (next_multiple(sizes[d], shards) / max(sizes[d], 1), d))
 
 
 def pad(x: Array, sizes: tuple[int, ...]) -> Array:

@@ -15,7 +15,7 @@ from jax import Array
 
 from jaxpar.axis_rules import Names
 from jaxpar.errors import ModelError
-from jaxpar.model import FLOAT32, STEERED, Stack, logical_names
+from jaxpar.model import FLOAT32, LOGICAL_NAMES, STEERED, Stack, logical_names
 
 Params = dict[str, Array]
 Build = Callable[..., nnx.Module]
@@ -155,6 +155,21 @@ def _narrowed(param: nnx.Variable, dtype: Any) -> nnx.Variable:
     x = param.get_value()
     narrower = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize > dtype.itemsize
     return param.replace(x.astype(dtype)) if narrower and not param.get_metadata().get(FLOAT32) else param
+
+
+def renamed(build: Build, names: Mapping[str, Names]) -> Build:
+    """The same model, its parameters with these logical names, by path."""
+
+    def named(rngs: nnx.Rngs) -> nnx.Module:
+        model = _call(build, rngs)
+        stacks = {name for name, value in vars(model).items() if isinstance(value, Stack)}
+        inside = {_inside_stack(path, stacks): mine for path, mine in names.items()}
+        for path, node in nnx.iter_graph(model):
+            if isinstance(node, nnx.Param) and _path(path) in inside:
+                node.set_metadata(LOGICAL_NAMES, inside[_path(path)])
+        return model
+
+    return named
 
 
 def _inside_stack(path: str, stacks: set[str]) -> str:

@@ -32,6 +32,7 @@ ORDER = [
     "run",
     "estimate",
     "program",
+    "annotate",
     "planner",
     "data",
     "checkpoint",

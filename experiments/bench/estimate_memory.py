@@ -128,17 +128,16 @@ of the phase that needs most.
 What is taken to be true of XLA beside that, seen in its buffer assignments while this was made, so with the errors of
 the simulated and published programs in view (those drawn at random were compiled after):
 
-- The largest gradient of the head is reduced or added last, when the layers' backward is over.
 - Gathered weights are alive for this layer and the next one; on GPUs shards that are gathered along another dim than
   the first are turned once, whole stacks of them.
 - On GPUs with `tensor`, products of the weights' gradients wait for the end of the layer, to lie over communication; a
   product may add to what is there and change its dtype as it writes. On CPU neither; there XLA stores what is costly
-  (an exponential) and read twice.
+  (an exponential) and read twice, and makes float32 copies of the bfloat16 that a weight's gradient is a product of.
 - With ZeRO 1 and 2 one new parameter at a time is gathered whole before it takes the old one's place.
 - A step of one microbatch without a pipeline makes each thing when it is needed: accumulators with the backward.
 
-Not in it: the copies that XLA for CPU makes of bfloat16 in float32, and what XLA's own rematerialisation saves when a
-program does not fit."""
+Not in it: the order in which XLA for CPU runs what does not depend on each other, which keeps more alive than the
+trace's; and what XLA's own rematerialisation saves when a program does not fit."""
 
 
 if __name__ == "__main__":

@@ -64,6 +64,7 @@ class StepReport:
         lines = [
             f"{self.devices} x {self.device_kind}, per device and step ({compiled})",
             *(f"  {name:<12}{size(getattr(self, f'{name}_bytes')):>12}" for name in _MEMORY),
+            *([f"  {'predicted':<12}{size(self.predicted_peak_bytes):>12}"] if self.predicted_peak_bytes else []),
             *([f"  {'in host':<12}{size(self.host_bytes):>12}"] if self.host_bytes else []),
             f"  {'dot FLOPs':<12}{self.flops:>12.4g}",
         ]

@@ -14,10 +14,13 @@ from jax.extend import core
 
 from jaxpar.estimate.tensor_split import FREE, Dim, join, of_spec, out_dim
 
-_CALLS = (
+CALLS = (
     "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call",
     "custom_vmap_call", "custom_lin", "shard_map",
 )  # fmt: skip
+
+
+_WIDE = np.dtype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -42,24 +45,31 @@ class Kernels:
 
 Inner = Callable[[Kernels, int, int], int]
 
+# A kernel that only makes a copy of another dtype.
+COPY = "copy in float32"
 
-def kernels_of(closed: Any, dims: Sequence[Dim], tensor: int, inner: Inner) -> tuple[Kernels, list[Dim]]:
+
+def kernels_of(
+    closed: Any, dims: Sequence[Dim], tensor: int, inner: Inner, widens: bool = False
+) -> tuple[Kernels, list[Dim]]:
     """-> the kernels, and which dim of each result is split over `tensor` devices; `dims`: of each input.
 
     `inner(body, consts, carried)`: the bytes that a loop's body needs; of its inputs the first are constants, then
-    come those carried."""
-    return _Flat(tensor, inner).run(closed, dims)
+    come those carried. `widens`: products that contract the first dims of both operands, those of the weights'
+    gradients, take them in float32."""
+    return _Flat(tensor, inner, widens).run(closed, dims)
 
 
 @dataclass
 class _Flat:
     tensor: int
     inner: Inner
+    widens: bool
 
     def run(self, closed: Any, dims: Sequence[Dim]) -> tuple[Kernels, list[Dim]]:
         """-> the kernels, and the dims of the results."""
         found = Kernels()
-        jaxpr, consts = _opened(closed)
+        jaxpr, consts = opened(closed)
         scope = _Scope(self, found, self.tensor)
         ins = [scope.new(v, d) for v, d in zip(jaxpr.invars, dims, strict=True)]
         found.ins = [n for n, _ in ins]
@@ -78,6 +88,8 @@ class _Scope:
     flat: _Flat
     found: Kernels
     tensor: int
+    # Copies in float32, by value: those who read one share it.
+    wide: dict[int, int] = field(default_factory=dict)
 
     def new(self, var: Any, dim: Dim) -> Value:
         parts = self.tensor if dim is not None and dim != FREE else 1
@@ -99,29 +111,42 @@ class _Scope:
 
     def _results(self, eqn: Any, ins: list[Value]) -> list[Value]:
         name = eqn.primitive.name
-        if name in _CALLS and (body := _body(eqn.params)) is not None:
+        if name in CALLS and (body := body_of(eqn.params)) is not None:
             return self._call(eqn, body, ins)
         if name in ("scan", "while", "cond"):
             return self._loop(eqn, ins)
         dims = [d for _, d in ins]
+        if name == "dot_general" and self.flat.widens and _leads(eqn):
+            ins = [self._widened(v, value) for v, value in zip(eqn.invars, ins, strict=True)]
         dim = out_dim(eqn, dims, self.tensor)
         outs = [self.new(v, dim) for v in eqn.outvars]
         name = "reshard" if name == "sharding_constraint" and dims[0] not in (dim, FREE) else name
         self.found.kernels.append(Kernel(name, tuple(n for n, _ in ins), tuple(n for n, _ in outs)))
         return outs
 
+    def _widened(self, var: Any, value: Value) -> Value:
+        """The value's copy in float32; itself, if it is as wide."""
+        n, dim = value
+        if var.aval.dtype.itemsize >= _WIDE.itemsize:
+            return value
+        if n not in self.wide:
+            self.found.bytes.append(self.found.bytes[n] * _WIDE.itemsize // var.aval.dtype.itemsize)
+            self.wide[n] = len(self.found.bytes) - 1
+            self.found.kernels.append(Kernel(COPY, (n,), (self.wide[n],)))
+        return self.wide[n], dim
+
     def _call(self, eqn: Any, body: Any, ins: list[Value]) -> list[Value]:
-        jaxpr, consts = _opened(body)
+        jaxpr, consts = opened(body)
         if eqn.primitive.name != "shard_map" or self.tensor == 1:
             return self.open(jaxpr, consts, ins[len(ins) - len(jaxpr.invars) :])
         # Inside, every value is a device's own part. The numbers stay: a part is what there is of the whole.
-        own = _Scope(self.flat, self.found, 1)
+        own = _Scope(self.flat, self.found, 1, self.wide)
         results = own.open(jaxpr, consts, [(n, None) for n, _ in ins])
         return [(n, of_spec(spec)) for (n, _), spec in zip(results, eqn.params["out_specs"], strict=True)]
 
     def _loop(self, eqn: Any, ins: list[Value]) -> list[Value]:
         name, params = eqn.primitive.name, eqn.params
-        flat = _Flat(self.tensor, self.flat.inner)
+        flat = _Flat(self.tensor, self.flat.inner, self.flat.widens)
         if name == "cond":
             runs = [flat.run(b, [d for _, d in ins[1:]]) for b in params["branches"]]
             inner = max(self.flat.inner(body, len(ins) - 1, 0) for body, _ in runs)
@@ -146,6 +171,12 @@ class _Scope:
         return outs
 
 
+def _leads(eqn: Any) -> bool:
+    """Whether a product contracts the first dims of both operands."""
+    (left, right), (batch, _) = eqn.params["dimension_numbers"]
+    return not batch and all(sorted(dims) == list(range(len(dims))) for dims in (left, right))
+
+
 def _loop_dims(name: str, ins: Sequence[Value], consts: int, carried: int) -> list[Dim]:
     """Of the inputs of a loop's body: what is scanned over loses its first dim."""
     dims = [d for _, d in ins]
@@ -164,11 +195,13 @@ def _scanned(params: Any) -> tuple[int, int]:
     return len(consts), len(carried)
 
 
-def _opened(closed: Any) -> tuple[Any, Sequence[Any]]:
+def opened(closed: Any) -> tuple[Any, Sequence[Any]]:
+    """-> jaxpr, constants."""
     return (closed.jaxpr, closed.consts) if hasattr(closed, "consts") else (closed, ())
 
 
-def _body(params: Any) -> Any:
+def body_of(params: Any) -> Any:
+    """The jaxpr that a call of `CALLS` runs; None if it has none."""
     return next((params[name] for name in ("jaxpr", "call_jaxpr", "call", "fun_jaxpr") if name in params), None)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from jaxpar.estimate.kernels import Kernel, Kernels, kernels_of
+from jaxpar.estimate.kernels import COPY, Kernel, Kernels, kernels_of
 from jaxpar.estimate.tensor_split import Dim
 
 # What is no kernel of its own, beside arithmetic: it only moves.
@@ -52,14 +52,16 @@ class Platform:
       recomputes: what is costly, such as an exponential, is computed by each kernel that reads it; else it is stored.
       defers: products that no one waits for, those of the weights' gradients, are put over the communication of
         `tensor`, at the end of the layer.
+      widens: products of the weights' gradients take bfloat16 as float32 copies.
     """
 
     epilogues: bool = True
     recomputes: bool = True
     defers: bool = True
+    widens: bool = False
 
 
-CUDA, CPU = Platform(), Platform(epilogues=False, recomputes=False, defers=False)
+CUDA, CPU = Platform(), Platform(epilogues=False, recomputes=False, defers=False, widens=True)
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def piece(closed: Any, dims: list[Dim], tensor: int, platform: Platform, sunk: C
     def inner(body: Kernels, consts: int, carried: int) -> int:
         return _Alive(body, platform, in_place=range(carried), first=consts).most
 
-    program, of_results = kernels_of(closed, dims, tensor, inner)
+    program, of_results = kernels_of(closed, dims, tensor, inner, platform.widens)
     alive = _Alive(program, platform, sunk=sunk, late=sunk if platform.defers and tensor > 1 else ())
     most = alive.most
     same, reads = [alive.buffer.get(n, n) for n in program.outs], [alive.uses[n] > 0 for n in program.ins]
@@ -153,6 +155,9 @@ class _Alive:
     def _run(self, at: int, kernel: Kernel) -> None:
         if kernel.name in _IN_PLACE:
             self._update(at, kernel)
+        elif kernel.name == COPY:
+            self._fuse(at, kernel)
+            self._store(kernel.outs[0], at)
         elif kernel.name in _APART:
             for n in kernel.ins:
                 self._keep(n, at)

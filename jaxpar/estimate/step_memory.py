@@ -153,15 +153,16 @@ class _Step:
         inner, outer = (sum(self._accumulator(p) for p in ps) for ps in (self._inner, self._outer))
         turned = sum(self._turned(p) for p in self._inner)
         held, pending = self._held_weights(), self._pending_gradients()
-        ring, pieces, waiting = self._ring(), self.pieces, self._waiting_gradient()
+        ring, pieces = self._ring(), self.pieces
         if self._once:
             # Each thing is made when it is needed, and gone after it.
-            before, after = (0, turned + held), (inner + waiting, turned + held + pending)
-            end = (inner + waiting, 0, 0)
+            head = max((self._accumulator(p) for p in self._outer), default=0)
+            before, after = (0, turned + held), (inner + head, turned + held + pending)
+            end = (inner + head, 0, 0)
         else:
             whole = sum(self._fetched_outer(p) for p in self._outer)
-            before = (inner + outer, whole + turned + held + pending)
-            after, end = (inner + outer + waiting, before[1]), (inner + outer, ring, before[1])
+            before = after = (inner + outer, whole + turned + held + pending)
+            end = (inner + outer, ring, before[1])
         found = {
             "embedding": (before[0], ring, before[1], pieces.embed),
             "head": (before[0], ring, before[1], pieces.head),
@@ -219,11 +220,6 @@ class _Step:
     def _layer(self, p: Placement) -> int:
         """Bytes of one layer's parameter, whole but for `tensor`, as it is computed with."""
         return prod(p.padded) * self.plan.compute_dtype.itemsize // self._parts(p, zero=False)
-
-    def _waiting_gradient(self) -> int:
-        """XLA adds or reduces the gradient of the head's largest parameter last, when the layers' backward is over."""
-        whole = (prod(p.padded) * _ACCUMULATOR // self._parts(p, zero=False) for p in self._outer)
-        return max(whole, default=0)
 
     def _ring(self) -> int:
         sizes = self.table.sizes

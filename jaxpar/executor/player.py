@@ -250,10 +250,11 @@ class Player:
         if self.scales is None:
             return {"totals": self._add(carry["totals"], self._once(self.ends.head(x, batch, ctx)), row.ends["head"])}
         totals, grads, dx = self.ends.head_and_gradients(x, batch, ctx, self.scales)
+        dx, outer = lax.optimization_barrier((dx, self.ends.accumulate(carry["outer"], grads)))
         return {
             "totals": self._add(carry["totals"], self._once(totals), row.ends["head"]),
             "cotangents": put(carry["cotangents"], dx, row.ends["head_slot"], self._on(last)),
-            "outer": self.ends.accumulate(carry["outer"], grads),
+            "outer": outer,
         }
 
     def _unembed(self, i: int, row: Row, carry: Carry) -> Carry:

@@ -14,7 +14,7 @@ from jax import Array
 
 from jaxpar.errors import PlanError
 
-_EACH_FEATURE_ALONE = frozenset(
+EACH_FEATURE_ALONE = frozenset(
     """abs add and cbrt ceil clamp convert_element_type copy cos div eq erf erf_inv erfc exp exp2 expm1 floor ge gt
     integer_pow is_finite le log log1p logistic lt max min mul name ne neg not optimization_barrier or pow
     reduce_precision rem round rsqrt select_n sign sin sqrt square stop_gradient sub tan tanh xor""".split()  # noqa: SIM905
@@ -96,7 +96,7 @@ def _applied(primitive: str, operands: list[Features]) -> Features:
     some = {f for f in operands if f is not Features.WHOLE}
     if not some:
         return Features.WHOLE
-    if some == {Features.SPLIT} and primitive in _EACH_FEATURE_ALONE:
+    if some == {Features.SPLIT} and primitive in EACH_FEATURE_ALONE:
         return Features.SPLIT
     summed = primitive == "add" and operands == [Features.PARTS] * 2
     if some == {Features.PARTS} and (summed or primitive in _LINEAR):

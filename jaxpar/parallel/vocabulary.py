@@ -20,6 +20,8 @@ from jaxpar.errors import PlanError
 from jaxpar.structure import Params
 
 _MARK = "jaxpar.vocabulary"
+# Every table that is looked up or scored against, whether it is a slice or not.
+TABLE = "jaxpar.table"
 
 # What may lie between a table and the function that it is handed to.
 _HARMLESS = ("convert_element_type", "copy")
@@ -40,7 +42,7 @@ def shared(whole: Mapping[int, int]) -> Iterator[None]:
 
 def slice_of(table: Array) -> tuple[Array, int, int | Array | None]:
     """-> the table, the rows of the whole, and where a slice starts in it; None: the table is whole."""
-    rows = table.shape[0]
+    table, rows = checkpoint_name(table, TABLE), table.shape[0]
     if rows not in _whole.get():
         return table, rows, None
     return checkpoint_name(table, _MARK), _whole.get()[rows], collectives.axis_index("pipe") * rows
@@ -72,7 +74,7 @@ class _Uses:
             marked = eqn.primitive.name == "name" and eqn.params["name"] == _MARK
             if marked and not used:
                 wrong.append((f"a table of {eqn.invars[0].aval.shape[0]} rows", "a lookup or a cross-entropy"))
-            elif used and eqn.primitive.name in _HARMLESS:
+            elif used and (eqn.primitive.name in _HARMLESS or eqn.params.get("name") == TABLE):
                 slices[eqn.outvars[0]] = used[0]
             elif not marked and (inner := _called(eqn)) is not None:
                 inside = zip(inner.invars, eqn.invars, strict=True)

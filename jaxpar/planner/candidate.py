@@ -1,6 +1,6 @@
 """A plan that a search found: how long its step takes, and what it holds."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxpar.estimate.compile import StepReport
@@ -56,6 +56,11 @@ class Candidate:
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds
+
+    def larger(self, factor: float) -> "Candidate":
+        """With that many times the predicted memory: others' was so far off."""
+        parts: dict[str, Any] = {name: int(size * factor) for name, size in self.memory.parts.items()}
+        return replace(self, memory=replace(self.memory, **parts))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -102,4 +102,7 @@ class Ranked(Sequence[Candidate]):
 
 
 def gigabytes(size: float) -> str:
+    """Bytes as a person reads them; in kB and MB where there are few."""
+    if abs(size) < 1e6:
+        return f"{size / 1e3:.1f} kB"
     return f"{size / 1e9:.2f} GB" if abs(size) >= 1e9 else f"{size / 1e6:.1f} MB"

@@ -8,8 +8,8 @@ from jaxpar.planner.ranked import Ranked, gigabytes
 from jaxpar.planner.search import Progress
 from jaxpar.program import Program
 
-# Of the candidates that are wanted, how many times as many are compiled at most.
-TRIED = 3
+# How many candidates are compiled at most, and how many times as many as are wanted.
+LEAST_TRIED, TRIED = 6, 3
 
 
 def verify(ranked: Ranked, count: int, progress: Progress = lambda what, done, of: None) -> Ranked:
@@ -17,25 +17,39 @@ def verify(ranked: Ranked, count: int, progress: Progress = lambda what, done, o
 
     Those get the compiler's report and its memory in place of the predicted one; one that does not fit, cannot be
     compiled as a plan, or moves what the plan does not promise (the lint of `jaxpar compile`) is dropped, with the
-    reason. Raises `BackendError` where the compiler is not installed.
+    reason. What would not fit either if its prediction were as far off goes to those that nearly fit, uncompiled.
+    Raises `BackendError` where the compiler is not installed.
     """
     held: list[Candidate] = []
     dropped = list(ranked.dropped)
-    tried = 0
+    tried, most, factor = set[int](), max(LEAST_TRIED, TRIED * count), 1.0
     for candidate in ranked.found:
-        if len(held) == count or tried == TRIED * count:
+        if len(held) == count or len(tried) == most:
             break
+        if _too_large(candidate, factor):
+            continue
         progress("compiling", len(held), count)
-        tried += 1
+        tried.add(id(candidate))
         compiled, why = _compile(ranked, candidate)
         if why:
             dropped.append((compiled, why))
+            factor = max(factor, compiled.peak_bytes / candidate.memory.total)
         else:
             held.append(compiled)
     progress("compiling", count, count)
-    fitting = ranked.counts.fitting - (len(dropped) - len(ranked.dropped))
-    counts = replace(ranked.counts, contradicted=len(dropped), fitting=fitting)
-    return replace(ranked, found=(*held, *ranked.found[tried:]), dropped=tuple(dropped), counts=counts)
+    others = [candidate for candidate in ranked.found if id(candidate) not in tried]
+    large = [candidate.larger(factor) for candidate in others if _too_large(candidate, factor)]
+    found = (*held, *(candidate for candidate in others if not _too_large(candidate, factor)))
+    near = tuple(sorted((*ranked.near, *large), key=lambda candidate: candidate.overflow))
+    counts = replace(
+        ranked.counts, contradicted=len(dropped), fitting=len(found), large=ranked.counts.large + len(large)
+    )
+    return replace(ranked, found=found, near=near, dropped=tuple(dropped), counts=counts)
+
+
+def _too_large(candidate: Candidate, factor: float) -> bool:
+    """Whether it would not fit if its prediction were as far off as another's was."""
+    return factor > 1 and candidate.memory.total * factor > candidate.limit
 
 
 def _compile(ranked: Ranked, candidate: Candidate) -> tuple[Candidate, str]:

@@ -88,8 +88,8 @@ def test_one_model_serves_many_plans_alike():
         assert model.predict(plan, SHAPES, platform="cpu") == program(LLAMA, plan).memory("1x8xcpu", SHAPES)
 
 
-def bytes_alive(f, platform, *shapes):
-    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+def bytes_alive(f, platform, *shapes, dtype=jnp.float32):
+    args = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
     return piece(jax.make_jaxpr(f)(*args), [None] * len(args), 1, platform).most
 
 
@@ -114,3 +114,16 @@ def test_a_costly_value_read_twice_is_stored_on_cpu():
 
     cpu, cuda = (bytes_alive(softmax, platform, (64, 64), (64, 64)) for platform in (CPU, CUDA))
     assert cpu >= cuda
+
+
+def test_a_weights_gradient_in_bfloat16_takes_float32_copies_on_cpu():
+    """Otherwise the largest values of a layer's backward would be missing; XLA for CPU allocates them."""
+
+    def gradients(x, dy, dz):
+        return [jax.lax.dot_general(x, dx, (((0,), (0,)), ((), ()))) for dx in (dy, dz)]
+
+    one = 2 * 64 * 64
+    cpu, cuda = (bytes_alive(gradients, p, *3 * [(64, 64)], dtype=jnp.bfloat16) for p in (CPU, CUDA))
+    assert cuda == 2 * one
+    # A copy of x that both read, and of one other operand at a time.
+    assert cpu == 2 * one + 2 * (2 * one)

@@ -36,3 +36,14 @@ def test_what_does_not_fit_is_dropped_with_its_number():
     traced = sharpen(found, 1)[0].memory.total
     after = sharpen(replace(found, found=(replace(found[0], limit=traced - 1),)), 1)
     assert not after.found and "traced, a step takes" in after.dropped[0][1]
+
+
+def test_by_how_much_arithmetic_is_wrong_is_learned_on_the_way():
+    """Otherwise the fastest plans would be traced one by one, all of them too large, and the ones that fit never."""
+    found = ranked()
+    best, first = sharpen(found, 1)[0].memory.total, found[0]
+    low = replace(first.memory, batch=first.memory.batch + best // 2 - first.memory.total)
+    many = tuple(replace(first, memory=low, limit=int(0.8 * best)) for _ in range(40))
+    after = sharpen(replace(found, found=many), 1)
+    assert not after.found and len(after.dropped) == 1 and len(after.near) == 40
+    assert after.near[0].memory.total > after.near[0].limit and "too much" in after.reason

@@ -1,0 +1,1 @@
+"""Finds shardings over `tensor` for models without names."""
