@@ -44,8 +44,8 @@ def auto(
     batch_axes: BatchAxes = TOKENS,
     budget: int | None = None,
 ) -> Plan:
-    """The best plan of `search` that fits as traced too, on `cluster` or the devices at hand. Raises `PlanError` with the
-    reason for none."""
+    """The best plan of `search` that also fits as traced, on `cluster` or the devices at hand. Raises `PlanError` with
+    the reason for none."""
     cluster = cluster_here() if cluster is None else cluster
     found = search(build, optimizer, cluster, shapes, base=base, space=space, batch_axes=batch_axes, budget=budget)
     return sharpen(found, 1).best.plan

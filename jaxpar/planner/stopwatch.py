@@ -57,7 +57,7 @@ class Stopwatch:
 
 
 def filled(shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, np.ndarray]:
-    """Tokens at random, which experts share as they would a text's; weights 1, positions in order."""
+    """Tokens 0 and 1 at random, which every vocabulary has; weights 1, positions in order."""
     rng = np.random.default_rng(0)
     return {name: _filled(name, x, rng) for name, x in shapes.items()}
 
