@@ -79,7 +79,7 @@ class Contest:
         lines = []
         for candidate in sorted(self.candidates, key=lambda c: float(np.median(self.seconds[c.plan]))):
             low, middle, high = np.percentile(self.seconds[candidate.plan], [25, 50, 75]) * 1e3
-            mark = {self.choice: "chosen", self.best: "best"}.get(candidate.plan, "")
+            mark = " ".join(n for n, plan in (("chosen", self.choice), ("best", self.best)) if plan == candidate.plan)
             predicted = candidate.time.total * 1e3
             lines.append(
                 f"{middle:>7.0f} ms ({low:.0f} - {high:.0f}){predicted:>7.0f} predicted {candidate.plan} {mark}"
