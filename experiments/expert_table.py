@@ -54,6 +54,8 @@ CASES: dict[str, Case] = {
     ),
     "expert choice": Case(model(router="expert_choice")),
 }
+# No plan in parts: these are cells by themselves.
+BY_STEP = "softmax, balanced over the step"
 
 FACTORS: dict[str, list[Any]] = {
     "case": list(CASES),
@@ -73,6 +75,7 @@ FACTORS: dict[str, list[Any]] = {
     "microbatches": [1, 2],
     "remat": ["none", "dots", "full"],
 }
+CASES[BY_STEP] = Case(model(balance="step", balance_coef=0.1), ("uneven", "packed"))
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,12 @@ def cells() -> Iterator[Cell]:
     """A cover in which every two choices that are allowed together meet."""
     for row in pairwise(FACTORS, allowed):
         yield Cell(**row)
+    for mesh, exchange, zero, remat in (
+        ("data=2,expert=4", "dropless", 3, "none"),
+        ("data=2,seq=2,expert=2", "capacity", 2, "full"),
+        ("tensor=2,seq=2,expert=2", "dropless", 1, "dots"),
+    ):
+        yield Cell(BY_STEP, mesh, "1f1b", exchange, zero, 1, remat)
 
 
 def allowed(row: Row) -> bool:
@@ -138,7 +147,8 @@ The cells are a cover of all combinations in which every two choices that are al
 The cases: *softmax* has a shared expert, a balance loss and a z-loss, and is the largest of three batches (uneven
 weights; packed documents and padding; all tokens alike, so that two experts get everything in several rounds, and six
 nothing); *softmax of the best* sends a token to three experts; *sigmoid* has two dense layers before two with experts,
-four groups, a bias and jitter, and the gradient of the bias is what was counted.
+four groups, a bias and jitter, and the gradient of the bias is what was counted. *softmax, balanced over the step* has
+a balance loss that takes all rows at once, and cells of its own, on three meshes.
 
 - Measured with jax {jax}, jaxlib {jaxlib}, flax {flax} by `python -m experiments.expert_parity`.
 

@@ -17,7 +17,7 @@ from jaxpar.mesh import make_mesh, simulate
 from jaxpar.model import Context, Stack, Term, named, save, stack, steer, steered
 from jaxpar.parallel.cross_entropy import cross_entropy, cross_entropy_and_z_loss
 from jaxpar.parallel.embedding import embedding_lookup
-from jaxpar.plan import Capacity, Hybrid, Pipeline, Plan, Zero
+from jaxpar.plan import Capacity, Dropless, Hybrid, Pipeline, Plan, Zero
 from jaxpar.planner.search import search
 from jaxpar.planner.space import Space
 from jaxpar.program import Program
@@ -34,6 +34,7 @@ __all__ = [
     "ConfigError",
     "Context",
     "DataError",
+    "Dropless",
     "Hybrid",
     "JaxparError",
     "ModelError",

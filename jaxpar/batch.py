@@ -90,6 +90,18 @@ def position_problems(axes: BatchAxes, mixing: Sequence[str], plan: Plan) -> lis
     return found
 
 
+def step_problems(step_wide: Sequence[str], plan: Plan) -> list[str]:
+    """Why a step cannot be worked through in parts. `step_wide`: `Structure.step_wide`."""
+    stages = plan.shape.sizes["pipe"]
+    if not step_wide or (plan.microbatches == 1 and stages == 1):
+        return []
+    return [
+        f"{', '.join(step_wide)} (needs_whole_step = True) sums over all rows of a step at once, and microbatches="
+        f"{plan.microbatches}, pipe={stages} work through them in parts; set microbatches=1 and pipe=1 (data, tensor, "
+        f"seq and expert may split the step), or take a loss per row, such as MoEConfig(balance='row')"
+    ]
+
+
 def _sequence_problems(length: int | None, plan: Plan) -> list[str]:
     seq = plan.shape.sizes["seq"]
     if seq == 1 or length is None:

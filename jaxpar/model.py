@@ -20,7 +20,8 @@ from jaxtyping import Float, Int, Shaped
 from jaxpar.axis_rules import NORM_POSITIONS, AxisRules, Names
 from jaxpar.collectives import all_gather, axis_index, axis_size, constrain, psum, vary
 from jaxpar.dropout import keep_mask, uniform
-from jaxpar.errors import ModelError
+from jaxpar.errors import ModelError, PlanError
+from jaxpar.mesh import ROW_AXES
 
 # Metadata of a parameter.
 LOGICAL_NAMES, FLOAT32, STEERED = "logical_names", "float32", "steered"
@@ -124,6 +125,8 @@ class Model(Protocol):
 
     Only `ctx.attend` sees positions of other devices. A module whose output at one position depends on others in any
     other way, such as a convolution over positions, says `mixes_positions = True` on its class: `seq` refuses it.
+    One that sums over all rows of a step (`ctx.step_sum`) says `needs_whole_step = True`: microbatches and `pipe` are
+    refused.
     """
 
     def embed(self, batch: dict[str, Array], ctx: "Context") -> Any: ...
@@ -138,7 +141,7 @@ Neighbours = Callable[[Array, int, int], Array]
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("rows", "index", "positions", "segments", "key", "depth"),
-    meta_fields=("train", "attention", "neighbours", "routing", "rules", "sites"),
+    meta_fields=("train", "attention", "neighbours", "routing", "rules", "sites", "whole_step"),
 )
 @dataclass(frozen=True)
 class Context:
@@ -162,6 +165,8 @@ class Context:
     routing: Callable[..., tuple[Array, dict[str, Array]]]
     rules: AxisRules
     sites: Iterator[int]
+    whole_step: bool = True
+    """Whether all rows of a step are worked on at once: one microbatch, no pipeline."""
 
     def at_depth(self, depth: Int[Array, ""] | int) -> "Context":
         """The context of one layer; its calls of `dropout` are counted from zero."""
@@ -256,6 +261,18 @@ class Context:
         Every part of a row then has the whole sum: what is made of it counts `1 / row_parts` on each.
         """
         return jax.tree.map(lambda x: vary(psum(x, ("seq",))), tree)
+
+    def step_sum[T](self, tree: T) -> T:
+        """Sums over the rows and positions at hand, made sums over all of the step.
+
+        For what is no sum over rows itself. Every device then has the whole sum: what is made of it counts a share on
+        each, such as its part of the rows, and `1 / row_parts` of that. A microbatch has a part of the rows alone: a
+        module that calls this says `needs_whole_step = True`, so that such plans are refused before. Evaluation sums
+        over each of its batches. Raises `PlanError`.
+        """
+        if not self.whole_step:
+            raise PlanError("ctx.step_sum needs all rows at once; set microbatches=1 and pipe=1")
+        return jax.tree.map(lambda x: vary(psum(x, (*ROW_AXES, "seq"))), tree)
 
     def row_gather(self, x: Shaped[Array, "b t *d"]) -> Shaped[Array, "b s *d"]:
         """What all positions of the row have, in the order in which `seq` holds them. Has no gradient."""

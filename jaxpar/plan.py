@@ -21,6 +21,7 @@ ParamDtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "dots", "full"]
 Attention = Literal["ring", "ulysses", "allgather"]
 Experts = Literal["dropless", "capacity"]
+ExpertKernel = Literal["loop", "pallas"]
 Offload = Literal["optimizer", "activations"]
 
 # In front of the names that a layer saves, with commas between them.
@@ -36,10 +37,18 @@ class Zero:
 
 
 @dataclass(frozen=True)
+class Dropless:
+    """Every token goes to all its experts; `kernel` sets `expert_kernel` of the plan."""
+
+    kernel: ExpertKernel = "loop"
+
+
+@dataclass(frozen=True)
 class Capacity:
     """Experts take at most `factor` times an equal share of a device's pairs (token, expert); the rest is dropped."""
 
     factor: float
+    kernel: ExpertKernel = "loop"
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,8 @@ class Plan:
         positions for heads, `allgather` gathers keys. `Hybrid(ulysses=2)`, Ulysses inside a ring, sets the next field.
       experts: `dropless` routes every token to all its experts; `Capacity(1.25)` drops by rule, and sets `capacity`.
       capacity: how many times its equal share an expert takes.
+      expert_kernel: how experts multiply: `loop` is plain JAX, for every device and dtype; `pallas`, which
+        `Dropless(kernel="pallas")` and `Capacity(1.25, kernel="pallas")` set, kernels for Hopper in bfloat16.
       ulysses: how many neighbours on `seq` trade positions for heads inside a ring.
       remat: what a layer saves for its backward: `none` recomputes nothing, `dots` keeps matmul results, `full` keeps
         the layer's input alone, `named:attention,mlp` the input and what the model calls so: its own `jaxpar.save`,
@@ -113,6 +124,7 @@ class Plan:
     capacity: float | None = None
     reduce_dtype: ParamDtype = "float32"
     offload: tuple[Offload, ...] = ()
+    expert_kernel: ExpertKernel = "loop"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mesh", str(MeshShape.parse(self.mesh)))
@@ -121,6 +133,10 @@ class Plan:
             object.__setattr__(self, "zero", self.zero.stage)
         if isinstance(self.offload, list):  # as JSON gives it back
             object.__setattr__(self, "offload", tuple(self.offload))
+        if isinstance(self.experts, (Capacity, Dropless)):
+            object.__setattr__(self, "expert_kernel", self.experts.kernel)
+        if isinstance(self.experts, Dropless):
+            object.__setattr__(self, "experts", "dropless")
         if isinstance(self.experts, Capacity):
             object.__setattr__(self, "capacity", self.experts.factor)
             object.__setattr__(self, "experts", "capacity")
@@ -152,6 +168,7 @@ class Plan:
             ("param_dtype", self.param_dtype, get_args(ParamDtype)),
             ("attention", self.attention, get_args(Attention)),
             ("experts", self.experts, get_args(Experts)),
+            ("expert_kernel", self.expert_kernel, get_args(ExpertKernel)),
             ("remat", self.remat, (*get_args(Remat), f"{NAMED}<name>,<name>")),
             ("reduce_dtype", self.reduce_dtype, get_args(ParamDtype)),
         ):
@@ -162,6 +179,8 @@ class Plan:
             found.append(f"experts={self.experts!r}, capacity={self.capacity}: write experts=Capacity(1.25)")
         if self.capacity is not None and not self.capacity > 0:
             found.append(f"capacity={self.capacity}: needs a number above 0")
+        if self.expert_kernel == "pallas" and self.precision == "float32":
+            found.append("expert_kernel='pallas' multiplies bfloat16; set precision='bfloat16' or expert_kernel='loop'")
         return found + self._pipeline_problems() + self._sequence_problems()
 
     def _sequence_problems(self) -> list[str]:

@@ -8,7 +8,7 @@ from functools import cached_property
 import jax
 import optax
 
-from jaxpar.batch import TOKENS, BatchAxes, batch_problems, position_problems
+from jaxpar.batch import TOKENS, BatchAxes, batch_problems, position_problems, step_problems
 from jaxpar.errors import PlanError
 from jaxpar.estimate.compile import StepReport, step_report
 from jaxpar.estimate.hardware import Cluster
@@ -16,6 +16,7 @@ from jaxpar.estimate.step_memory import MemoryModel, StepMemory
 from jaxpar.estimate.topology import topology_devices
 from jaxpar.executor.float8 import float8_problems
 from jaxpar.mesh import make_mesh
+from jaxpar.parallel.grouped_kernel import device_problems
 from jaxpar.placement import placement_problems
 from jaxpar.plan import Plan
 from jaxpar.run import Run
@@ -65,6 +66,7 @@ class Program:
         if plan.shape.fixed_size() is not None:
             problems += placement_problems(self.structure, plan, plan.shape)
             problems += position_problems(self.batch_axes, self.structure.mixing, plan)
+            problems += step_problems(self.structure.step_wide, plan)
             problems += batch_problems(shapes, self.batch_axes, plan) if shapes is not None else []
         if problems:
             raise PlanError(problems)
@@ -77,6 +79,8 @@ class Program:
         devices = jax.devices() if devices is None else list(devices)
         self.validate(devices=len(devices))
         plan = self.plan.resolve(len(devices))
+        if plan.expert_kernel == "pallas" and (problems := device_problems(devices[0])):
+            raise PlanError(problems)
         if devices_per_node is None:
             devices_per_node = min(Counter(d.process_index for d in devices).values())
         mesh = make_mesh(plan.shape, devices, plan.replicas(devices_per_node))

@@ -52,13 +52,15 @@ class StackInfo:
 class Structure:
     """The static side of a model: graph definitions to merge parameters into, and what its parameters are.
 
-    `mixing`: paths of the modules whose class says `mixes_positions = True`.
+    `mixing`: paths of the modules whose class says `mixes_positions = True`; `step_wide`: of those that say, class or
+    module, `needs_whole_step = True`.
     """
 
     graphdef: nnx.GraphDef
     stacks: tuple[StackInfo, ...]
     params: Mapping[str, ParamInfo]
     mixing: tuple[str, ...] = ()
+    step_wide: tuple[str, ...] = ()
 
     @property
     def layers(self) -> int:
@@ -111,7 +113,7 @@ def split(build: Build, key: Array) -> tuple[Structure, Params]:
     with nnx.use_eager_sharding(False):
         model = _call(build, nnx.Rngs(key))
     _check_protocol(model)
-    mixing = _mixing(model)
+    mixing, step_wide = _saying(model, "mixes_positions"), _saying(model, "needs_whole_step")
     stacks = _take_stacks(model)
     graphdef, params, infos = _split_module(model, "", None)
     stack_infos = []
@@ -120,7 +122,7 @@ def split(build: Build, key: Array) -> tuple[Structure, Params]:
         stack_infos.append(StackInfo(name, stack.length, layer_graph))
         params |= layer_params
         infos |= layer_infos
-    return Structure(graphdef, tuple(stack_infos), infos, mixing), params
+    return Structure(graphdef, tuple(stack_infos), infos, mixing, step_wide), params
 
 
 def rebuild(build: Build, params: Params) -> nnx.Module:
@@ -193,9 +195,10 @@ def _check_protocol(model: Any) -> None:
         )
 
 
-def _mixing(model: nnx.Module) -> tuple[str, ...]:
-    """In a stack, all layers are one module."""
-    found = (path for path, node in nnx.iter_graph(model) if getattr(type(node), "mixes_positions", False))
+def _saying(model: nnx.Module, what: str) -> tuple[str, ...]:
+    """Paths of the modules with this attribute. In a stack, all layers are one module."""
+    nodes = nnx.iter_graph(model)
+    found = (path for path, node in nodes if isinstance(node, nnx.Module) and getattr(node, what, False))
     return tuple(sorted(_path(path).replace(".layers", "", 1) for path in found))
 
 

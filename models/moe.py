@@ -5,6 +5,7 @@ Letters: B rows, T positions, D embed, E experts, K experts of a token, F mlp of
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +32,10 @@ class MoEConfig(LlamaConfig):
       moe_mlp_dim: of each expert; `num_shared_experts` more of this size see every token.
       router, normalize_weights, expert_groups, groups_per_token, bias_rate, router_jitter: see `RouterConfig`.
       routed_scale: factor of what the routed experts give.
-      balance_coef: of a loss that is least when all experts are equally liked within each row (additive over rows, so
-        that it is the same under any split; Fedus et al., Switch Transformer, 2021, per sequence as in DeepSeek-V2).
+      balance_coef: of a loss that is least when all experts are equally liked (Fedus et al., Switch Transformer, 2021).
+      balance: where they are to be: `row`, within each row (additive over rows, so that it is the same under any split,
+        as in DeepSeek-V2), or `step`, over all rows of a step, as in Switch Transformer; that is no sum over
+        microbatches, so that plans need microbatches=1 and pipe=1.
       router_z_coef: of the mean squared log-sum-exp of the router's scores (Zoph et al., ST-MoE, 2022).
       log_load: metrics `load/0`, `load/1`, ...: each expert's share of all choices, over layers, tokens and a step.
     """
@@ -50,12 +53,15 @@ class MoEConfig(LlamaConfig):
     router_jitter: float = 0.0
     routed_scale: float = 1.0
     balance_coef: float = 0.01
+    balance: Literal["row", "step"] = "row"
     router_z_coef: float = 0.0
     log_load: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.routing  # noqa: B018 raises
+        if self.balance not in ("row", "step"):
+            raise jaxpar.ConfigError(f"balance={self.balance!r}: needs 'row' or 'step'")
         if not 0 <= self.num_dense_layers < self.num_layers:
             raise jaxpar.ConfigError(
                 f"num_dense_layers={self.num_dense_layers}: needs 0 to {self.num_layers - 1}, one less than num_layers"
@@ -92,6 +98,7 @@ class Experts(nnx.Module):
         self.down = nnx.Param(back(rngs.params(), narrow, jnp.float32))
         shared = replace(c, mlp_dim=c.moe_mlp_dim * c.num_shared_experts)
         self.shared = MLP(shared, rngs=rngs) if c.num_shared_experts else None
+        self.needs_whole_step = c.balance == "step" and c.balance_coef != 0
         self.config = c
 
     def __call__(
@@ -110,7 +117,8 @@ class Experts(nnx.Module):
         c, totals = self.config, dict[str, Array]()
         chosen_BTE, seen_BT = counted(expert_BTK, logits_BTE, ctx), seen(logits_BTE, ctx)
         if c.balance_coef:
-            totals["balance"] = balance(scores(logits_BTE, c.router), chosen_BTE, c.experts_per_token, seen_BT, ctx)
+            loss = balance_of_step if c.balance == "step" else balance
+            totals["balance"] = loss(scores(logits_BTE, c.router), chosen_BTE, c.experts_per_token, seen_BT, ctx)
         if c.router_z_coef:
             totals["router_z"] = jnp.sum(seen_BT * jax.nn.logsumexp(logits_BTE, axis=-1) ** 2)
         if c.log_load:
@@ -143,6 +151,22 @@ def balance(
     tokens_B = jnp.maximum(tokens_B, 1.0)
     rows_B = experts / chosen * jnp.sum(counts_BE * share_BE, axis=-1) / tokens_B**2
     return jnp.sum(rows_B) / ctx.row_parts
+
+
+def balance_of_step(
+    scores_BTE: Float[Array, "b t e"],
+    chosen_BTE: Float[Array, "b t e"],
+    chosen: int,
+    seen_BT: Float[Array, "b t"],
+    ctx: jaxpar.Context,
+) -> Float[Array, ""]:
+    """As `balance`, with shares and mean scores over all tokens of the step; counted once for each row at hand."""
+    experts = scores_BTE.shape[-1]
+    share_BTE = scores_BTE / jnp.sum(scores_BTE, axis=-1, keepdims=True)
+    sums = jnp.sum(chosen_BTE, axis=(0, 1)), jnp.sum(share_BTE * seen_BT[..., None], axis=(0, 1)), jnp.sum(seen_BT)
+    counts_E, share_E, tokens = ctx.step_sum(sums)
+    value = experts / chosen * jnp.sum(counts_E * share_E) / jnp.maximum(tokens, 1.0) ** 2
+    return value * scores_BTE.shape[0] / ctx.row_parts
 
 
 class MoEBlock(nnx.Module):

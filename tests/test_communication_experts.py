@@ -3,13 +3,15 @@
 Letters: N tokens of a device, K experts of each, D features, G devices of `expert`, L layers with experts.
 """
 
+from dataclasses import replace
+
 import optax
 import pytest
 
 import jaxpar
 from jaxpar.estimate.compile import StepReport, report
 from jaxpar.estimate.hardware import Cluster
-from jaxpar.estimate.topology import topology_devices
+from jaxpar.estimate.topology import compiler_options, topology_devices
 from models.moe import MoEConfig
 
 ROWS, LENGTH, EMBED, LAYERS, CHOSEN = 32, 16, 32, 2, 2
@@ -73,3 +75,17 @@ def test_no_weights_and_no_whole_batch_travel_over_expert(cluster):
     over_tensor = [c for c in step.collectives if c.axes == ("tensor",) and c.kind == "all-reduce"]
     # One sum for the attention and one for the experts, forward and backward, and the ends'; not one for every tile.
     assert max(c.executions for c in over_tensor) <= 2 * LAYERS
+
+
+def test_a_plan_with_kernels_has_three_launches_for_every_matmul_of_experts():
+    """Otherwise a product of the step is left to the loop, or Hopper's compiler does not take the kernels there.
+
+    Forward, rows' gradient and kernels' gradient, of three matmuls in two halves of the tokens.
+    """
+    config = replace(CONFIG, embed_dim=64, moe_mlp_dim=128, num_layers=1)
+    experts = jaxpar.Capacity(1.0, kernel="pallas")
+    plan = jaxpar.Plan("expert=4,tensor=2", precision="bfloat16", experts=experts)
+    run = jaxpar.Program(config.build, optax.sgd(0.1), plan).on(topology_devices(Cluster.parse("1x8xh100")))
+    lowered = run.lower(jaxpar.token_shapes(ROWS, LENGTH))
+    text = lowered.compile(compiler_options=compiler_options("gpu")).as_text()
+    assert text.count('custom_call_target="mosaic_gpu_v2"') == 3 * 3 * 2

@@ -247,9 +247,10 @@ class Region:
             train=train,
             attention=Attend(self._sequence, self.mesh.shape["tensor"]),
             neighbours=Halo(self._sequence, self.plan.fill),
-            routing=Route(self.plan.capacity),
+            routing=Route(self.plan.capacity, self.plan.expert_kernel == "pallas"),
             rules=self.plan.rules,
             sites=itertools.count(),
+            whole_step=self.plan.microbatches == 1 and self._stages == 1,
         )
 
 

@@ -34,9 +34,10 @@ BOUND = 1.25
 
 @dataclass(frozen=True)
 class Route:
-    """`ctx.route`; `capacity`: see `Capacity`, None: nothing is dropped."""
+    """`ctx.route`; `capacity`: see `Capacity`, None: nothing is dropped; `pallas`: by the kernels for Hopper."""
 
     capacity: float | None = None
+    pallas: bool = False
 
     def __call__(
         self,
@@ -55,7 +56,7 @@ class Route:
         """
         experts = kernels[0].shape[0] * devices
         kept = expert if self.capacity is None else _within_capacity(expert, experts, self.capacity)
-        exchange = _Exchange(devices, experts, run, self.capacity)
+        exchange = _Exchange(devices, experts, run, self.capacity, self.pallas)
         out = on_own_features(exchange, run, dims)(x, weight, kept, *kernels)
         return out.astype(x.dtype), self._counts(exchange, expert, kept)
 
@@ -92,6 +93,7 @@ class _Exchange:
     experts: int
     run: Expert
     capacity: float | None
+    pallas: bool
 
     def __call__(self, x: Array, weight: Array, expert: Array, *kernels: Array) -> Array:
         if self.devices == 1:
@@ -130,7 +132,7 @@ class _Exchange:
         return min(pairs, -(-int(pairs * share) // self.devices) + 1)
 
     def _on_one_device(self, x: Array, weight: Array, expert: Array, kernels: Sequence[Array]) -> Array:
-        t = tiles(expert.reshape(-1), self.experts)
+        t = tiles(expert.reshape(-1), self.experts, self.pallas)
         token = jnp.where(t.source < expert.size, t.source // expert.shape[1], x.shape[0])
         y = self._run(permuted(x, token, t.place.reshape(expert.shape)), t.group, kernels)
         pairs = permuted(y, t.place, t.source[:, None])
@@ -138,7 +140,8 @@ class _Exchange:
 
     def _run(self, rows: Array, group: Array, kernels: Sequence[Array]) -> Array:
         """`rows` in tiles, each of one group."""
-        return self.run(rows, *[functools.partial(_times, kernel=kernel, group=group) for kernel in kernels])
+        times = functools.partial(_times, group=group, pallas=self.pallas)
+        return self.run(rows, *[functools.partial(times, kernel=kernel) for kernel in kernels])
 
     def rounds(self, expert: Array) -> Array:
         """How many rounds it takes, the same on all devices of `expert`."""
@@ -172,7 +175,7 @@ class _Exchange:
     def _work(self, journey: "_Journey", kernels: Sequence[Array]) -> Float[Array, "G C F"]:
         """What this device's experts make of what has come."""
         devices, most, _ = journey.rows.shape
-        t = tiles(journey.group, self.experts // self.devices)
+        t = tiles(journey.group, self.experts // self.devices, self.pallas)
         rows = permuted(journey.rows.reshape(devices * most, -1), t.source, t.place[:, None])
         y = self._run(rows, t.group, kernels)
         return permuted(y, t.place, t.source[:, None]).reshape(devices, most, -1)
@@ -207,8 +210,8 @@ class _Journey:
     pair: Int[Array, " GC"]
 
 
-def _times(rows: Array, *, kernel: Array, group: Array) -> Array:
-    return grouped_matmul(rows, kernel, group)
+def _times(rows: Array, *, kernel: Array, group: Array, pallas: bool) -> Array:
+    return grouped_matmul(rows, kernel, group, pallas)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

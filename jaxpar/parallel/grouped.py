@@ -2,11 +2,13 @@
 
 Rows are sorted by group, and each group is filled up to whole tiles, so that a tile has one kernel. Compiled work is
 that of the tiles, whatever the number of experts; `lax.ragged_dot` is dense work for every expert on CPU and, outside
-of Pallas, on GPU. Backward the gradient of each kernel is added up in place, tile by tile.
+of Pallas, on GPU. Backward the gradient of each kernel is added up in place, tile by tile. With `pallas`
+the three products are one launch each, for Hopper (`grouped_kernel.py`); tiles are then whole blocks of its rows.
 
 Letters: N rows, S rows of all tiles, T rows of a tile, E groups, D and F features.
 """
 
+import functools
 from dataclasses import dataclass
 
 import jax
@@ -15,8 +17,10 @@ from jax import Array, lax
 from jaxtyping import Float, Int
 
 from jaxpar.collectives import vary_nested
+from jaxpar.parallel import grouped_kernel
 
 TILE = 128
+LEAST = 8
 
 
 @jax.tree_util.register_dataclass
@@ -35,21 +39,21 @@ class Tiles:
     group: Int[Array, " tiles"]
 
 
-def tile_size(rows: int, groups: int) -> int:
-    """Rows of a tile: as many as add at most a sixth to the rows, a twelfth on average; at least 8."""
-    return max(8, min(TILE, rows // (6 * groups) // 8 * 8))
+def tile_size(rows: int, groups: int, least: int = LEAST) -> int:
+    """Rows of a tile: as many as add at most a sixth to the rows, a twelfth on average; a multiple of `least`."""
+    return max(least, min(TILE, rows // (6 * groups) // least * least))
 
 
-def tile_count(rows: int, groups: int) -> int:
+def tile_count(rows: int, groups: int, least: int = LEAST) -> int:
     """How many tiles hold so many rows, however they are spread over the groups."""
-    return -(-rows // tile_size(rows, groups)) + groups
+    return -(-rows // tile_size(rows, groups, least)) + groups
 
 
-def tiles(group: Int[Array, " N"], groups: int) -> Tiles:
+def tiles(group: Int[Array, " N"], groups: int, pallas: bool = False) -> Tiles:
     """Sorts rows of these groups into tiles; rows of group `groups` or more lie in none."""
-    rows = group.shape[0]
-    size = tile_size(rows, groups)
-    count = tile_count(rows, groups)
+    rows, least = group.shape[0], grouped_kernel.LEAST if pallas else LEAST
+    size = tile_size(rows, groups, least)
+    count = tile_count(rows, groups, least)
     order = jnp.argsort(group, stable=True).astype(jnp.int32)
     sizes = jnp.sum(group[:, None] == jnp.arange(groups)[None, :], axis=0, dtype=jnp.int32)
     ends = jnp.cumsum(-(-sizes // size))
@@ -94,23 +98,33 @@ def take(x: Array, index: Array) -> Array:
 
 
 def grouped_matmul(
-    x: Float[Array, "S D"], kernel: Float[Array, "E D F"], group: Int[Array, " tiles"]
+    x: Float[Array, "S D"], kernel: Float[Array, "E D F"], group: Int[Array, " tiles"], pallas: bool = False
 ) -> Float[Array, "S F"]:
-    """`x[s] @ kernel[group of s's tile]`, summed in float32, in the dtype of `x`."""
-    return _matmul(x, kernel, group)
+    """`x[s] @ kernel[group of s's tile]`, summed in float32, in the dtype of `x`.
+
+    `pallas`: by the kernels for Hopper, on tiles made for them. Raises `PlanError` for what they do not multiply.
+    """
+    if pallas:
+        grouped_kernel.check(x, kernel)
+    return _matmul(pallas, x, kernel, group)
 
 
-@jax.custom_vjp
-def _matmul(x, kernel, group):  # type: ignore[no-untyped-def]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _matmul(pallas, x, kernel, group):  # type: ignore[no-untyped-def]
+    if pallas:
+        return vary_nested(grouped_kernel.multiply(x, kernel, group, transposed=False))
     return _by_tile("td,df->tf", x, kernel, group)
 
 
-def _matmul_fwd(x, kernel, group):  # type: ignore[no-untyped-def]
-    return _matmul(x, kernel, group), (x, kernel, group)
+def _matmul_fwd(pallas, x, kernel, group):  # type: ignore[no-untyped-def]
+    return _matmul(pallas, x, kernel, group), (x, kernel, group)
 
 
-def _matmul_bwd(saved, dy):  # type: ignore[no-untyped-def]
+def _matmul_bwd(pallas, saved, dy):  # type: ignore[no-untyped-def]
     x, kernel, group = saved
+    if pallas:
+        dx = grouped_kernel.multiply(dy, kernel, group, transposed=True)
+        return *vary_nested((dx, grouped_kernel.kernel_gradient(x, dy, group, kernel.shape[0]))), None
     dx = _by_tile("tf,df->td", dy, kernel, group)
     return dx.astype(x.dtype), _kernel_gradient(x, dy, group, kernel.shape).astype(kernel.dtype), None
 

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-from jaxpar.batch import batch_problems, position_problems
+from jaxpar.batch import batch_problems, position_problems, step_problems
 from jaxpar.errors import PlanError
 from jaxpar.executor.float8 import float8_problems
 from jaxpar.parallel.ulysses import head_problems
@@ -47,7 +47,10 @@ class Legality:
             plan.check_schedule(sizes["pipe"], len(q.structure.stacks))
         except PlanError as error:
             found += error.problems
-        return found + batch_problems(q.shapes, q.batch_axes, plan) + float8_problems(plan)
+        return found + batch_problems(q.shapes, q.batch_axes, plan) + self._step_problems(plan)
+
+    def _step_problems(self, plan: Plan) -> list[str]:
+        return step_problems(self.question.structure.step_wide, plan) + float8_problems(plan)
 
     def _of_mesh(self, plan: Plan) -> list[str]:
         """What microbatches do not change."""
