@@ -90,12 +90,21 @@ class Calibration:
             ) from error
 
     @property
+    def doubt(self) -> float:
+        """How far, in log space, corrected predictions still lie from the samples: their root mean square."""
+        errors = [np.log(self._corrected(s) / s.measured) for s in self.samples]
+        return float(np.sqrt(np.mean(np.square(errors)))) if errors else 0.0
+
+    def _corrected(self, s: Sample) -> float:
+        return self.compute * s.compute + self.communication * s.communication + self.fixed * s.fixed
+
+    @property
     def table(self) -> str:
         """A line for each sample: predicted, corrected, measured."""
         lines = []
         for s in self.samples:
             before = s.compute + s.communication + s.fixed
-            after = self.compute * s.compute + self.communication * s.communication + self.fixed * s.fixed
+            after = self._corrected(s)
             lines.append(f"  {s.measured:.4g} s measured, {before:.4g} predicted, {after:.4g} corrected: {s.plan}")
         return "\n".join([self.factors, *lines])
 

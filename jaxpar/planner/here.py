@@ -13,6 +13,7 @@ from jaxpar.estimate.devices import device_named
 from jaxpar.estimate.hardware import Cluster
 from jaxpar.plan import Plan
 from jaxpar.planner.search import search
+from jaxpar.planner.sharpen import sharpen
 from jaxpar.planner.space import Space
 from jaxpar.structure import Build
 
@@ -43,7 +44,8 @@ def auto(
     batch_axes: BatchAxes = TOKENS,
     budget: int | None = None,
 ) -> Plan:
-    """The best plan of `search`, on `cluster` or the devices at hand. Raises `PlanError` with the reason for none."""
+    """The best plan of `search` that also fits as traced, on `cluster` or the devices at hand. Raises `PlanError` with
+    the reason for none."""
     cluster = cluster_here() if cluster is None else cluster
     found = search(build, optimizer, cluster, shapes, base=base, space=space, batch_axes=batch_axes, budget=budget)
-    return found.best.plan
+    return sharpen(found, 1).best.plan

@@ -75,6 +75,8 @@ class Ranked(Sequence[Candidate]):
         if self.found:
             return ""
         where = f"on {q.cluster}, {q.rows} rows of {q.length} positions"
+        if not self.near and self.dropped:
+            return f"no plan {where} holds, of {self.counts.legal:,} legal ones. Of the fastest: {self.dropped[0][1]}"
         if not self.near:
             refusals = "; ".join(f"{problem} ({n:,} meshes)" for n, problem in self.refused.reasons(6))
             why = refusals or f"no mesh of the given sizes has {q.cluster.size} devices"

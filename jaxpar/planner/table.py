@@ -48,6 +48,12 @@ def show(ranked: Ranked, most: int, console: Console) -> None:
         f"{gigabytes(q.limit)} of each device",
         highlight=False,
     )
+    if q.cluster.more:
+        console.print(
+            f"all wait for all: timed as if every device were the slowest of any part ({q.device.name}), with the "
+            f"least memory and links; equal rows for each",
+            highlight=False,
+        )
     console.print(f"{ranked.counts}; {ranked.seconds:.1f} s", highlight=False)
     if q.calibration is not None:
         console.print(f"corrected by measured steps: {q.calibration.factors}", highlight=False)

@@ -1,8 +1,10 @@
 """Asks the compiler about the best candidates: what it contradicts is corrected, or dropped."""
 
 from dataclasses import replace
+from math import gcd
 
 from jaxpar.errors import PlanError
+from jaxpar.estimate.hardware import Cluster
 from jaxpar.planner.candidate import Candidate
 from jaxpar.planner.ranked import Ranked, gigabytes
 from jaxpar.planner.search import Progress
@@ -57,9 +59,10 @@ def _compile(ranked: Ranked, candidate: Candidate) -> tuple[Candidate, str]:
     q = ranked.question
     program = Program(q.build, q.optimizer, candidate.plan, q.batch_axes)
     try:
-        report = program.compile(q.cluster, dict(q.shapes))
+        reports = [program.compile(cluster, dict(q.shapes)) for cluster in of_each_kind(q.cluster)]
     except PlanError as error:
         return candidate, "; ".join(error.problems)
+    report = max(reports, key=lambda r: r.peak_bytes)
     compiled = replace(candidate, report=report)
     if not compiled.fits:
         return compiled, (
@@ -68,3 +71,12 @@ def _compile(ranked: Ranked, candidate: Candidate) -> tuple[Candidate, str]:
         )
     lint = getattr(report, "lint", ())
     return compiled, "; ".join(map(str, lint))
+
+
+def of_each_kind(cluster: Cluster) -> list[Cluster]:
+    """A mixed cluster as often as it has kinds, all its devices of that kind: each part runs a program of its own."""
+    if not cluster.more:
+        return [cluster]
+    node = gcd(*(part.devices_per_node for part in cluster.parts))
+    kinds = {part.kind: part for part in cluster.parts}
+    return [replace(part, nodes=cluster.size // node, devices_per_node=node) for part in kinds.values()]

@@ -38,6 +38,13 @@ def test_what_does_not_fit_is_dropped_with_its_number():
     assert not after.found and "traced, a step takes" in after.dropped[0][1]
 
 
+def test_where_the_compiler_contradicts_all_that_is_the_reason():
+    """Otherwise a user would read that no mesh has the devices, of plans that were legal and did not hold."""
+    found = ranked()
+    none = replace(found, found=(), near=(), dropped=((found[0], "the compiler needs 12 GB"),))
+    assert "the compiler needs 12 GB" in none.reason and "legal ones" in none.reason
+
+
 def test_by_how_much_arithmetic_is_wrong_is_learned_on_the_way():
     """Otherwise the fastest plans would be traced one by one, all of them too large, and the ones that fit never."""
     found = ranked()

@@ -4,13 +4,17 @@ from dataclasses import replace
 
 import optax
 import pytest
+from rich.console import Console
 
 import jaxpar
+from jaxpar.estimate.hardware import Cluster
 from jaxpar.planner.calibration import Calibration, Sample, default_path
 from jaxpar.planner.measure import measure
-from jaxpar.planner.search import search
+from jaxpar.planner.search import Search, search
 from jaxpar.planner.space import Space
-from jaxpar.planner.verify import verify
+from jaxpar.planner.stopwatch import Stopwatch
+from jaxpar.planner.table import show
+from jaxpar.planner.verify import of_each_kind, verify
 from models.llama import LlamaConfig
 
 TOY = LlamaConfig(vocab_size=64, num_layers=2, embed_dim=32, num_heads=2, num_kv_heads=2, head_dim=16, mlp_dim=64)
@@ -44,18 +48,49 @@ def test_what_the_compiler_finds_too_large_is_dropped_with_both_numbers(verified
     assert "the compiler needs" in after.dropped[0][1] and "predicted were" in after.dropped[0][1]
 
 
+def test_a_mixed_cluster_is_compiled_for_each_kind_and_says_whose_pace_it_has():
+    """Otherwise a plan for one would end in an error, or promise the speed of its faster part."""
+    kinds = of_each_kind(Cluster.parse("1x8xh100+2x8xa100+1x8xh100"))
+    assert [str(cluster) for cluster in kinds] == ["4x8xh100", "4x8xa100"]
+    mixed = Search(replace(ranked().question, cluster=Cluster.parse("1x2xcpu+1x2xcpu"))).run()
+    after = verify(mixed, 1)
+    assert after[0].report is not None and not after.dropped
+    show(after, 1, console := Console(record=True, width=300))
+    assert "as if every device were the slowest" in console.export_text()
+
+
 def test_measured_steps_correct_the_next_search(tmp_path):
     """Otherwise measuring would teach nothing."""
     devices = replace(ranked().question, cluster=ranked().question.cluster.parse("1x8xcpu"))
     found = jaxpar.planner.search.Search(devices).run()
     after, learned = measure(found, 2)
     timed = [c for c in after if c.measured is not None]
-    assert len(timed) == 2 == len(learned.samples)
-    assert [c.seconds for c in after] == sorted(c.seconds for c in after)
+    assert 2 <= len(timed) == len(learned.samples) <= 4
+    assert [c.measured for c in after[: len(timed)]] == sorted(c.measured for c in timed)
     before = sum(abs(s.compute + s.communication + s.fixed - s.measured) for s in learned.samples)
     assert sum(abs(c.time.total - c.measured) for c in timed) < before
     learned.save(tmp_path / "a" / "b.json")
     assert Calibration.load(tmp_path / "a" / "b.json") == learned
+
+
+class Told(Stopwatch):
+    """Every step takes ten times what is predicted, but without `tensor` as long as is predicted."""
+
+    def seconds(self, plan):
+        return Search(self.question).evaluate(plan).time.total * (10.0 if plan.shape.tensor > 1 else 1.0)
+
+    def in_turns(self, plans, rounds=1):
+        return {plan: [self.seconds(plan)] for plan in plans}
+
+
+def test_what_looks_faster_by_what_was_learned_is_timed_too():
+    """Otherwise the best of the few that were timed would be taken for the best of all."""
+    question = replace(ranked().question, cluster=ranked().question.cluster.parse("1x8xcpu"))
+    found = Search(question).run()
+    assert found[0].plan.shape.tensor > 1 == found[1].plan.shape.tensor
+    after, learned = measure(found, 1, stopwatch=Told(question))
+    assert len(learned.samples) == 2 and learned.doubt > 0
+    assert after.best.plan == found[1].plan and after.best.measured < after[1].measured
 
 
 def test_measuring_elsewhere_is_refused():
