@@ -1,5 +1,6 @@
 """How long the stages of a pipeline take for a step's microbatches, and for how much of that they wait."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
@@ -22,9 +23,10 @@ class PipeTime:
     in_flight: int
 
 
-def independent(layout: Layout, depth: int, layer: LayerTime, head: float) -> PipeTime:
+def independent(layout: Layout, stacks: Sequence[int], layer: LayerTime, head: float) -> PipeTime:
     """Stages that go on as soon as their input is there: all microbatches through the slowest stage, and once through
     the others (their chunks in turns: Narayanan et al., 2021)."""
+    depth = sum(stacks)
     seconds = layer.all_forward + layer.all_backward
     stages = _stages(layout, depth, seconds, head)
     slowest, everything = max(stages), depth * seconds + head
@@ -49,14 +51,14 @@ def _stages(layout: Layout, depth: int, layer: float, head: float) -> list[float
     return stages
 
 
-def lockstep(layout: Layout, depth: int, layer: LayerTime, head: float) -> PipeTime:
+def lockstep(layout: Layout, stacks: Sequence[int], layer: LayerTime, head: float) -> PipeTime:
     """Stages that play a schedule tick by tick and share the head: the time is that of the schedule, by its own
-    slots."""
+    slots. `stacks`: layers of each, which a stage pads to as many of each stack as the longest has."""
     p, m = layout.pipe, layout.microbatches
     v = 2 if layout.schedule == "zero_bubble_v" and p > 1 else layout.chunks
     name, chunks, fill = (layout.schedule, layout.chunks, layout.fill) if p > 1 else ("1f1b", 1, False)
     slots, in_flight = schedule_slots(name, p, m, chunks, fill)
-    layers = ceil(depth / (p * v)) * v
+    depth, layers = sum(stacks), sum(ceil(n / (p * v)) for n in stacks) * v
     costs = Costs(layers * layer.all_forward, layers * (layer.all_backward - layer.weight), layers * layer.weight)
     split = any(Kind.W in kinds for kinds in slots)
     seconds = sum(n * max(costs.of(kind, split) for kind in kinds) for kinds, n in slots.items()) / v

@@ -95,7 +95,8 @@ class Estimator:
         rates, links = Rates(self.device, constants), Links(self.device, constants)
         groups = self._groups(layout)
         layer, head = self._layer_and_head(layout, rates, links, groups)
-        played = (lockstep if system.lockstep else independent)(layout, work.depth, layer, head)
+        stacks = [n for _, n in work.layers]
+        played = (lockstep if system.lockstep else independent)(layout, stacks, layer, head)
         data = data_time(work, layout, system, links, groups["replicas"], layer)
         pipe = _pipe(work, layout, system, links, groups["pipe"])
         mine = layer.times(layout.microbatches * work.depth / layout.pipe)

@@ -118,6 +118,17 @@ def test_a_head_on_the_last_stage_makes_all_wait_and_a_shared_one_does_not():
     assert alone.bubble > 1.5 * shared.bubble
 
 
+def test_each_stack_is_padded_to_its_own_longest_part():
+    """Otherwise a model of two stacks that do not divide would be promised a pipeline that it does not get."""
+    layout, ours = replace(BASE, pipe=8, microbatches=64), replace(IDEAL, lockstep=True)
+    (layer, layers), odd = LLAMA.layers[0], 11
+    assert layers % 8 == 0
+    two = replace(LLAMA, layers=((layer, odd), (layer, layers - odd)))
+    one, cut = (estimate(work, layout, H100, ours) for work in (LLAMA, two))
+    longest = -(-odd // 8) + -(-(layers - odd) // 8)
+    assert longest > layers // 8 and cut.bubble - one.bubble > 0.8 * one.forward * (longest / (layers // 8) - 1)
+
+
 def test_zero_3_across_a_slow_network_shows_and_inside_a_machine_does_not():
     """Otherwise HSDP would never be worth it."""
     layout = replace(BASE, data=64, shard=64, zero=3, microbatches=16, length=2048)

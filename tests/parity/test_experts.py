@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from experiments.parity_table import make_batch
-from jaxpar import Capacity, Plan, PlanError, Program
+from jaxpar import Capacity, Plan, PlanError, Program, Run
 from jaxpar.testing import compare, run_loss_and_grads, run_on_enough_devices
 from models.moe import MoEConfig
 
@@ -40,8 +40,18 @@ def program(plan: Plan, config: MoEConfig = CONFIG) -> Program:
 
 
 @lru_cache
+def run_of(plan: Plan, config: MoEConfig = CONFIG) -> Run:
+    """Compiled once for all tests."""
+    return run_on_enough_devices(program(plan, config))
+
+
+@lru_cache
+def loss_and_grads(plan: Plan, kind: str, config: MoEConfig = CONFIG):
+    return run_loss_and_grads(run_of(plan, config), batch(kind))
+
+
 def reference(config: MoEConfig, kind: str):
-    return run_loss_and_grads(run_on_enough_devices(program(Plan("data=1"), config)), batch(kind))
+    return loss_and_grads(Plan("data=1"), kind, config)
 
 
 @pytest.mark.parametrize(
@@ -59,9 +69,8 @@ def test_experts_on_any_mesh_give_the_numbers_of_one_device(plan, kinds):
 
     "one token": all tokens choose the same two experts, six get none, and one device gets all pairs in several rounds.
     """
-    run = run_on_enough_devices(program(plan))
     for kind in kinds:
-        differences = compare(*run_loss_and_grads(run, batch(kind)), *reference(CONFIG, kind))
+        differences = compare(*loss_and_grads(plan, kind), *reference(CONFIG, kind))
         assert not differences, f"{kind}:\n" + "\n".join(map(str, differences))
 
 
@@ -94,7 +103,7 @@ def test_other_routers_give_the_numbers_of_one_device(router, plan):
     The gradient of a bias is how often its expert was chosen.
     """
     config = replace(CONFIG, **ROUTERS[router])
-    found = run_loss_and_grads(run_on_enough_devices(program(plan, config)), batch("uneven"))
+    found = loss_and_grads(plan, "uneven", config)
     assert not compare(*found, *reference(config, "uneven"))
     if config.bias_rate:
         chosen = found[1]["blocks.experts.router.bias"].sum(axis=-1)
@@ -106,14 +115,14 @@ def test_terms_of_the_router_do_not_grow_with_the_mesh():
     quiet = {**batch("packed"), "weights": np.zeros((ROWS, LENGTH), np.float32)}
     plan = Plan("expert=2,seq=2,tensor=2", microbatches=4)
     loss, grads = run_loss_and_grads(run_on_enough_devices(program(plan)), quiet)
-    alone = run_loss_and_grads(run_on_enough_devices(program(Plan("data=1"))), quiet)
+    alone = run_loss_and_grads(run_of(Plan("data=1")), quiet)
     assert not compare(loss, grads, *alone)
     assert np.abs(grads["blocks.experts.router.kernel"]).max() > 1e-3 > np.abs(grads["unembedding"]).max()
 
 
 def test_an_expert_without_tokens_has_a_gradient_of_zeros():
     """Otherwise it would be what lay in memory before, and Adam would remember it."""
-    _, grads = run_loss_and_grads(run_on_enough_devices(program(Plan("expert=8"))), batch("one token"))
+    _, grads = loss_and_grads(Plan("expert=8"), "one token")
     by_expert = np.abs(grads["blocks.experts.down"]).max(axis=(2, 3))
     assert ((by_expert > 0).sum(axis=1) <= 3).all() and np.isfinite(by_expert).all()
 
