@@ -99,7 +99,7 @@ class _Exchange:
         if self.devices == 1:
             return self._on_one_device(x, weight, expert, kernels)
         halves = self._halves(x, weight, expert)
-        sent = [self._send(0, x, expert) for x, _, expert in halves]
+        sent = [self._send(0, x, expert, self._pairs(expert.size)) for x, _, expert in halves]
         found = []
         for i, (half, journey) in enumerate(zip(halves, sent, strict=True)):
             y = self._work(journey, kernels)
@@ -112,8 +112,8 @@ class _Exchange:
         out = jnp.concatenate(found)
         if self.capacity is not None:
             return out
-        late = [_overflow(self, x, weight, kernels, expert) for x, weight, expert in halves]
-        return out + jnp.concatenate(late)
+        # Of both halves together: the program is the shorter for it.
+        return out + _overflow(self, x, weight, kernels, self._left(expert))
 
     def late(self, expert: Array) -> Float[Array, ""]:
         """How many pairs go in further rounds than the first."""
@@ -143,21 +143,34 @@ class _Exchange:
         times = functools.partial(_times, group=group, pallas=self.pallas)
         return self.run(rows, *[functools.partial(times, kernel=kernel) for kernel in kernels])
 
+    def _left(self, expert: Array) -> Array:
+        """`experts`, which is none, for the pairs that went in the first round."""
+        left = []
+        for (half,) in self._halves(expert):
+            dest = self._destination(half.reshape(-1))
+            went = _rank(dest, self.devices + 1) < self._pairs(half.size)
+            left.append(jnp.where(went.reshape(half.shape), self.experts, half))
+        return jnp.concatenate(left)
+
     def rounds(self, expert: Array) -> Array:
-        """How many rounds it takes, the same on all devices of `expert`."""
-        needed = -(-jnp.max(self._sizes(expert)) // self._pairs(expert.size))
+        """How many further rounds it takes, the same on all devices of `expert`."""
+        needed = -(-jnp.max(self._sizes(expert)) // self._later_pairs(expert))
         return vary_nested(lax.pmax(needed, "expert"))
+
+    def _later_pairs(self, expert: Array) -> int:
+        """In a further round, of all tokens, as many as in the first of a half."""
+        return self._pairs(expert.size // len(self._halves(expert)))
 
     def one_round(
         self, n: Array | int, x: Array, weight: Array, kernels: Sequence[Array], expert: Array
     ) -> Float[Array, "N F"]:
         """The contributions of the pairs that go in round `n`, float32."""
-        journey = self._send(n, x, expert)
+        journey = self._send(n, x, expert, self._later_pairs(expert))
         return self._home(self._work(journey, kernels), journey, weight)
 
-    def _send(self, n: Array | int, x: Array, expert: Array) -> "_Journey":
-        """Pairs that go in round `n`, to the devices of their experts."""
-        pairs, most = expert.reshape(-1), self._pairs(expert.size)
+    def _send(self, n: Array | int, x: Array, expert: Array, most: int) -> "_Journey":
+        """Pairs that go in round `n`, to the devices of their experts; to each at most so many."""
+        pairs = expert.reshape(-1)
         dest = self._destination(pairs)
         slot = _rank(dest, self.devices + 1) - n * most
         mine = (dest < self.devices) & (slot >= 0) & (slot < most)
@@ -217,8 +230,8 @@ def _times(rows: Array, *, kernel: Array, group: Array, pallas: bool) -> Array:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _overflow(exchange: _Exchange, x: Array, weight: Array, kernels: Any, expert: Array) -> Array:
     """What does not fit into the first round, in as many more as it takes: usually none."""
-    shape = jax.eval_shape(lambda: exchange.one_round(1, x, weight, kernels, expert))
-    start = vary_nested((jnp.ones((), jnp.int32), jnp.zeros(shape.shape, shape.dtype)))
+    shape = jax.eval_shape(lambda: exchange.one_round(0, x, weight, kernels, expert))
+    start = vary_nested((jnp.zeros((), jnp.int32), jnp.zeros(shape.shape, shape.dtype)))
     rounds = exchange.rounds(expert)
 
     def more(carry: Any) -> Any:
@@ -242,7 +255,7 @@ def _overflow_bwd(exchange: _Exchange, saved: Any, d_out: Array) -> Any:
         _, vjp = jax.vjp(lambda x, w, ks: exchange.one_round(n, x, w, ks, expert), x, weight, kernels)
         return vary_nested((n + 1, jax.tree.map(lambda t, g: t + g.astype(jnp.float32), total, vjp(d_out))))
 
-    carry = vary_nested((jnp.ones((), jnp.int32), start))
+    carry = vary_nested((jnp.zeros((), jnp.int32), start))
     _, total = lax.while_loop(lambda carry: carry[0] < rounds, more, carry)
     return *jax.tree.map(lambda t, a: t.astype(a.dtype), total, (x, weight, kernels)), None
 
