@@ -145,10 +145,7 @@ def balance(
     row without tokens adds 0.
     """
     experts = scores_BTE.shape[-1]
-    share_BTE = scores_BTE / jnp.sum(scores_BTE, axis=-1, keepdims=True)
-    counts_BE = jnp.sum(chosen_BTE, axis=1)
-    share_BE, tokens_B = jnp.sum(share_BTE * seen_BT[..., None], axis=1), jnp.sum(seen_BT, axis=1)
-    counts_BE, share_BE, tokens_B = ctx.row_sum((counts_BE, share_BE, tokens_B))
+    counts_BE, share_BE, tokens_B = ctx.row_sum(_by_row(scores_BTE, chosen_BTE, seen_BT))
     tokens_B = jnp.maximum(tokens_B, 1.0)
     rows_B = experts / chosen * jnp.sum(counts_BE * share_BE, axis=-1) / tokens_B**2
     return jnp.sum(rows_B) / ctx.row_parts
@@ -163,11 +160,15 @@ def balance_of_step(
 ) -> Float[Array, ""]:
     """As `balance`, with shares and mean scores over all tokens of the step; counted once for each row at hand."""
     experts = scores_BTE.shape[-1]
-    share_BTE = scores_BTE / jnp.sum(scores_BTE, axis=-1, keepdims=True)
-    sums = jnp.sum(chosen_BTE, axis=(0, 1)), jnp.sum(share_BTE * seen_BT[..., None], axis=(0, 1)), jnp.sum(seen_BT)
-    counts_E, share_E, tokens = ctx.step_sum(sums)
+    counts_E, share_E, tokens = ctx.step_sum([jnp.sum(x, axis=0) for x in _by_row(scores_BTE, chosen_BTE, seen_BT)])
     value = experts / chosen * jnp.sum(counts_E * share_E) / jnp.maximum(tokens, 1.0) ** 2
     return value * scores_BTE.shape[0] / ctx.row_parts
+
+
+def _by_row(scores_BTE: Array, chosen_BTE: Array, seen_BT: Array) -> tuple[Array, Array, Array]:
+    """Of each row at hand: how often experts were chosen, their shares of the scores, and its tokens."""
+    share_BTE = scores_BTE / jnp.sum(scores_BTE, axis=-1, keepdims=True)
+    return jnp.sum(chosen_BTE, axis=1), jnp.sum(share_BTE * seen_BT[..., None], axis=1), jnp.sum(seen_BT, axis=1)
 
 
 class MoEBlock(nnx.Module):
