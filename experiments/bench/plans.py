@@ -210,7 +210,7 @@ def _remat(text: str) -> str:
     return next((policy for start, policy in _REMAT.items() if text.startswith(start)), "none")
 
 
-def compare(published: Published, own: bool, confirm: bool) -> Compared:
+def compare(published: Published, own: bool = False, confirm: bool = False) -> Compared:
     """`confirm`: where ours is better, the best is the first one that the compiler agrees with."""
     search = Search(published.question(JAXPAR if own else published.system))
     theirs, ranked = search.evaluate(published.plan), search.run()

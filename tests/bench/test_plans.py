@@ -9,14 +9,14 @@ from jaxpar.planner.search import Search
 def test_the_trillion_parameter_layout_of_megatron_is_close_to_the_best():
     """Otherwise either the planner or the published layout would be far from the best, and nobody would say why."""
     largest = [*megatron()][-1]
-    found = compare(largest, own=False)
+    found = compare(largest)
     assert abs(found.behind) <= CLOSE
     assert largest.plan.mesh in markdown([found])
 
 
 def test_a_published_plan_that_is_behind_says_by_which_parts():
     """Otherwise a better plan would be a claim without a reason."""
-    found = compare(next(p for p in megatron() if p.name.startswith("GPT 18.4B")), own=False)
+    found = compare(next(p for p in megatron() if p.name.startswith("GPT 18.4B")))
     assert found.behind > CLOSE and found.why.startswith("tensor +")
 
 
