@@ -18,13 +18,15 @@ TABLE = Path(__file__).parent / "data" / "published_runs.csv"
 #
 # Megatron-LM of 2021 and its DeepSpeed fork: before fused attention, nothing overlapped; gradients in 16 bits.
 MEGATRON_2021 = System(
-    "Megatron-LM 2021", attention="unfused", fused=False, overlap_gradients=False, overlap_pipe=False, reduce_bytes=2
-)
+    "Megatron-LM 2021", attention="unfused", fused=False, overlap_gradients=False, overlap_pipe=False, reduce_bytes=2,
+    accumulate_bytes=6,
+)  # fmt: skip
 # With bfloat16 its gradients are summed in float32.
-DEEPSPEED_BF16 = replace(MEGATRON_2021, name="Megatron-DeepSpeed, bf16", reduce_bytes=4)
+DEEPSPEED_BF16 = replace(MEGATRON_2021, name="Megatron-DeepSpeed, bf16", reduce_bytes=4, accumulate_bytes=10)
 # Megatron Core under NeMo and Megatron-Bridge: cuDNN's attention, TransformerEngine's fused kernels and its
-# overlap of tensor parallelism with matrix products, overlapped distributed optimizer and messages.
-MEGATRON_CORE = System("Megatron Core", overlap_tensor=True, reduce_bytes=2)
+# overlap of tensor parallelism with matrix products, overlapped distributed optimizer and messages; the product that
+# makes a gradient reads the sum so far and adds to it.
+MEGATRON_CORE = System("Megatron Core", overlap_tensor=True, reduce_bytes=2, accumulate_bytes=2)
 # PyTorch's FSDP in llm-foundry: FlashAttention, no compiler, gradients summed in the 16 bits of the compute.
 LLM_FOUNDRY = System("llm-foundry", attention="flash", fused=False, reduce_bytes=2)
 # FSDP2: PyTorch's scaled_dot_product_attention, which is FlashAttention-2; float32 sums.

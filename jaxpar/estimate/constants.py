@@ -33,19 +33,19 @@ class Constants:
       kernel_seconds: s; idle between two kernels.
     """
 
-    matmul: float = 0.904
+    matmul: float = 0.92
     matmul_tail: float = 0.5
     memory: float = 0.85
-    passes: float = 1.59
-    attention_forward: float = 0.766
-    attention_backward: float = 0.484
-    attention_older: float = 0.687
+    passes: float = 1.72
+    attention_forward: float = 0.76
+    attention_backward: float = 0.483
+    attention_older: float = 0.686
     attention_width: float = 10.0
-    fp8_bytes: float = 2.18
+    fp8_bytes: float = 1.86
     fast: float = 0.8
     slow: float = 0.85
-    hidden_tensor: float = 0.87
-    contention: float = 0.368
-    spread: float = 0.0105
-    step_seconds: float = 0.0349
-    kernel_seconds: float = 1.53e-5
+    hidden_tensor: float = 0.896
+    contention: float = 0.408
+    spread: float = 0.00952
+    step_seconds: float = 0.0364
+    kernel_seconds: float = 1.27e-05

@@ -117,6 +117,15 @@ def _hidden(links: Links, pairs: tuple[tuple[float, float], ...], times: int, la
     return DataTime(exposed + ends, links.constants.contention * over)
 
 
+def accumulate_time(work: Work, layout: Layout, system: System, rates: Rates) -> float:
+    """Every microbatch but the first adds its gradients to a sum, limited by memory. ZeRO 2 and 3 sum their shards."""
+    held = Held.by(work, layout)
+    parameters = held.dense + held.experts + held.outer / layout.pipe
+    if layout.zero >= 2:
+        parameters /= layout.shard
+    return (layout.microbatches - 1) * rates.moved(parameters * system.accumulate_bytes)
+
+
 def optimizer_time(work: Work, layout: Layout, rates: Rates) -> float:
     """Adam on this device's shard, limited by memory."""
     held = Held.by(work, layout)

@@ -92,7 +92,7 @@ _DEVICES = {
     # products 1745 and 3432.5 TFLOP/s.
     "b200": Device(
         "NVIDIA B200", 2250e12, 75e12, 180_000_000_000, 7.7e12, 4500e12, 0.776, 0.763,
-        sustained=0.8, cores=148, fast=_NVLINK5, slow=_NDR,
+        sustained=0.789, cores=148, fast=_NVLINK5, slow=_NDR,
     ),
     # GB200 NVL72 data sheet: 5 PFLOP/s bf16 with sparsity, 10 fp8, 80 TFLOP/s float32, 186 GB at 8 TB/s; 72 GPUs in one
     # NVLink domain. Best matrix products 1822 and 3615.6 TFLOP/s, but in the published runs (all of them float8,
@@ -100,7 +100,7 @@ _DEVICES = {
     # power, all of it. So for the B200, which is the same chip.
     "gb200": Device(
         "NVIDIA GB200", 2500e12, 80e12, 186_000_000_000, 8e12, 5000e12, 0.729, 0.723,
-        sustained=0.8, cores=148, fast=_NVLINK5, slow=_NDR, node=72,
+        sustained=0.789, cores=148, fast=_NVLINK5, slow=_NDR, node=72,
     ),
     # GB300 NVL72 data sheet: the same rates, 279 GB, 800 Gb/s for each GPU. No matrix product of it is in the table:
     # the B300's, 1769 and 3353.3 TFLOP/s of 2250 and 4500.

@@ -31,6 +31,8 @@ class System:
       gather_bytes: of a parameter on its way to where it is used; `update_bytes`: to where ZeRO-1 holds copies;
         `reduce_bytes`: of a gradient.
       regather: ZeRO-3 gathers a layer again for its backward, else it is kept from the forward on.
+      accumulate_bytes: moved for each element of a gradient that a further microbatch adds to, beyond what the matrix
+        product that makes it writes.
       gather_outer_once: ZeRO-3 gathers embedding and head once a step, not once a microbatch.
       imbalance: how many times its equal share the fullest expert takes, where routing is dropless.
     """
@@ -49,6 +51,7 @@ class System:
     gather_bytes: int = 2
     update_bytes: int = 2
     reduce_bytes: int = 4
+    accumulate_bytes: int = 0
     gather_outer_once: bool = False
     regather: bool = True
     imbalance: float = 1.0
@@ -57,6 +60,7 @@ class System:
 # What docs/design.md says of it. Attention in plain JAX: float32 scores of a block are written and read between its
 # products, none for dropout, and blocks that the mask hides are not visited. ZeRO-3's gathers and scatters lie over the
 # neighbouring layers, gradients of ZeRO 0 and 1 wait for the last microbatch, messages of a pipeline lie over compute.
+# A gradient is read in 16 bits and its float32 sum read and written, where its place is whole: ZeRO 2 and 3 sum shards.
 # XLA does not cut tensor parallelism's collectives in parts. Text is never routed evenly: a fifth above the mean.
 JAXPAR = System(
     "jaxpar",
@@ -66,6 +70,7 @@ JAXPAR = System(
     overlap_gradients=False,
     lockstep=True,
     update_bytes=4,
+    accumulate_bytes=10,
     gather_outer_once=True,
     imbalance=1.2,
 )

@@ -5,7 +5,7 @@ from functools import cached_property
 from math import log, sqrt
 
 from jaxpar.estimate.constants import Constants
-from jaxpar.estimate.data_time import data_time, optimizer_time
+from jaxpar.estimate.data_time import accumulate_time, data_time, optimizer_time
 from jaxpar.estimate.devices import Device
 from jaxpar.estimate.layer_time import LayerTime, layer_time
 from jaxpar.estimate.layout import Layout
@@ -30,7 +30,7 @@ class StepTime:
       tensor, seq, expert, pipe, data: communication of each mesh axis that compute does not hide.
       contention: what compute loses to the communication that it hides.
       bubble: waiting for other stages, and for the slowest of them.
-      optimizer, host: the update, and what a step does once.
+      optimizer, host: microbatches' gradients added up and the update, and what a step does once.
       spread: waiting for the slowest of all devices.
       in_flight: chunks of layers whose activations the fullest stage holds at once.
     """
@@ -100,11 +100,11 @@ class Estimator:
         data = data_time(work, layout, system, links, groups["replicas"], layer)
         pipe = _pipe(work, layout, system, links, groups["pipe"])
         mine = layer.times(layout.microbatches * work.depth / layout.pipe)
+        update = accumulate_time(work, layout, system, rates) + optimizer_time(work, layout, rates)
         step = StepTime(
             mine.forward, mine.backward, mine.recompute, layout.microbatches * head / layout.pipe,
             mine.tensor, mine.seq, mine.expert, pipe, data.exposed, mine.contention + data.contention,
-            max(0.0, played.total - played.work), optimizer_time(work, layout, rates), constants.step_seconds, 0.0,
-            played.in_flight,
+            max(0.0, played.total - played.work), update, constants.step_seconds, 0.0, played.in_flight,
         )  # fmt: skip
         slowest = constants.spread * sqrt(2.0 * log(max(1, layout.devices)))
         return replace(step, spread=slowest * (step.total - step.host))

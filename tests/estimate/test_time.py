@@ -160,8 +160,20 @@ def test_gradients_reduced_after_the_step_show_and_overlapped_ones_mostly_do_not
 
 def test_zero_shards_the_optimizer():
     """Otherwise ZeRO-1's gain in time would be lost."""
-    whole, sharded = (estimate(LLAMA, replace(BASE, data=8, zero=z, shard=8), H100).optimizer for z in (0, 1))
+    once = replace(BASE, data=8, shard=8, microbatches=1)
+    whole, sharded = (estimate(LLAMA, replace(once, zero=z), H100).optimizer for z in (0, 1))
     assert sharded == pytest.approx(whole / 8)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_every_further_microbatch_adds_its_gradients_to_a_sum(zero):
+    """Otherwise many small microbatches would look as cheap as few. From ZeRO-2 on the sum is of shards."""
+    layout = replace(BASE, data=8, shard=8, zero=zero)
+    one, three = (estimate(LLAMA, replace(layout, microbatches=m), H100).optimizer for m in (1, 3))
+    held = LLAMA.parameters / (8 if zero >= 2 else 1)
+    read_and_written = 2 + 4 + 4
+    bandwidth = H100.memory_bandwidth * Constants().memory
+    assert three - one == pytest.approx(2 * held * read_and_written / bandwidth)
 
 
 def test_sequence_sharded_norms_save_time():
