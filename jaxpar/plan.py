@@ -22,6 +22,7 @@ Remat = Literal["none", "dots", "full"]
 Attention = Literal["ring", "ulysses", "allgather"]
 Experts = Literal["dropless", "capacity"]
 ExpertKernel = Literal["loop", "pallas"]
+ExpertExchange = Literal["padded", "ragged"]
 Offload = Literal["optimizer", "activations"]
 
 # In front of the names that a layer saves, with commas between them.
@@ -38,9 +39,10 @@ class Zero:
 
 @dataclass(frozen=True)
 class Dropless:
-    """Every token goes to all its experts; `kernel` sets `expert_kernel` of the plan."""
+    """Every token goes to all its experts; `kernel` sets `expert_kernel` of the plan, `exchange` `expert_exchange`."""
 
     kernel: ExpertKernel = "loop"
+    exchange: ExpertExchange = "padded"
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Capacity:
 
     factor: float
     kernel: ExpertKernel = "loop"
+    exchange: ExpertExchange = "padded"
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,8 @@ class Plan:
       capacity: how many times its equal share an expert takes.
       expert_kernel: how experts multiply: `loop` is plain JAX, for every device and dtype; `pallas`, which
         `Dropless(kernel="pallas")` and `Capacity(1.25, kernel="pallas")` set, kernels for Hopper in bfloat16.
+      expert_exchange: what `expert` moves: `padded`, buffers with room for 1.25 times an even choice, on every
+        backend; `ragged`, which `Dropless(exchange="ragged")` sets, what is filled of them alone, on GPUs.
       ulysses: how many neighbours on `seq` trade positions for heads inside a ring.
       remat: what a layer saves for its backward: `none` recomputes nothing, `dots` keeps matmul results, `full` keeps
         the layer's input alone, `named:attention,mlp` the input and what the model calls so: its own `jaxpar.save`,
@@ -125,6 +130,7 @@ class Plan:
     reduce_dtype: ParamDtype = "float32"
     offload: tuple[Offload, ...] = ()
     expert_kernel: ExpertKernel = "loop"
+    expert_exchange: ExpertExchange = "padded"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mesh", str(MeshShape.parse(self.mesh)))
@@ -135,6 +141,7 @@ class Plan:
             object.__setattr__(self, "offload", tuple(self.offload))
         if isinstance(self.experts, (Capacity, Dropless)):
             object.__setattr__(self, "expert_kernel", self.experts.kernel)
+            object.__setattr__(self, "expert_exchange", self.experts.exchange)
         if isinstance(self.experts, Dropless):
             object.__setattr__(self, "experts", "dropless")
         if isinstance(self.experts, Capacity):
@@ -169,6 +176,7 @@ class Plan:
             ("attention", self.attention, get_args(Attention)),
             ("experts", self.experts, get_args(Experts)),
             ("expert_kernel", self.expert_kernel, get_args(ExpertKernel)),
+            ("expert_exchange", self.expert_exchange, get_args(ExpertExchange)),
             ("remat", self.remat, (*get_args(Remat), f"{NAMED}<name>,<name>")),
             ("reduce_dtype", self.reduce_dtype, get_args(ParamDtype)),
         ):

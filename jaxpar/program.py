@@ -16,7 +16,7 @@ from jaxpar.estimate.step_memory import MemoryModel, StepMemory
 from jaxpar.estimate.topology import topology_devices
 from jaxpar.executor.float8 import float8_problems
 from jaxpar.mesh import make_mesh
-from jaxpar.parallel.grouped_kernel import device_problems
+from jaxpar.parallel import expert_trade, grouped_kernel
 from jaxpar.placement import placement_problems
 from jaxpar.plan import Plan
 from jaxpar.run import Run
@@ -79,7 +79,9 @@ class Program:
         devices = jax.devices() if devices is None else list(devices)
         self.validate(devices=len(devices))
         plan = self.plan.resolve(len(devices))
-        if plan.expert_kernel == "pallas" and (problems := device_problems(devices[0])):
+        problems = grouped_kernel.device_problems(devices[0]) if plan.expert_kernel == "pallas" else []
+        problems += expert_trade.device_problems(devices[0]) if plan.expert_exchange == "ragged" else []
+        if problems:
             raise PlanError(problems)
         if devices_per_node is None:
             devices_per_node = min(Counter(d.process_index for d in devices).values())

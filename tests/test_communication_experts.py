@@ -37,14 +37,7 @@ def rows_sent(devices: int, share: float) -> int:
 
 
 @pytest.mark.parametrize("cluster", ["1x8xcpu", "1x8xh100"])
-@pytest.mark.parametrize(
-    "plan",
-    [
-        jaxpar.Plan("data=2,expert=4", experts=jaxpar.Capacity(1.0)),
-        jaxpar.Plan("expert=8", experts=jaxpar.Capacity(2.0)),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_tokens_go_and_come_back_twice_each_way(plan, cluster):
     """Otherwise more is sent than the stated buffers, or a backward sends what the forward has sent already."""
     step = compiled(plan, cluster)
@@ -58,6 +51,16 @@ def test_tokens_go_and_come_back_twice_each_way(plan, cluster):
     if cluster == "1x8xh100":
         # One half travels while experts work on the other: all but the last to come home, and one of four backward.
         assert sum(c.overlaps_dot for c in found if c.bytes == rows * EMBED * FLOAT) >= 4
+
+
+def test_a_ragged_exchange_sends_rows_in_no_other_way():
+    """Otherwise padding travels all the same; the sizes follow from which experts the rows are for, which go along."""
+    step = compiled(jaxpar.Plan("data=2,expert=4", experts=jaxpar.Capacity(1.0, exchange="ragged")), "1x8xh100")
+    rows = rows_sent(4, 1.0)
+    ragged = [c for c in step.collectives if c.kind == "ragged-all-to-all"]
+    assert all(c.axes == ("expert",) and c.bytes == rows * EMBED * FLOAT for c in ragged)
+    assert sum(c.executions for c in ragged) == 8 * LAYERS
+    assert all(c.bytes == rows * FLOAT for c in step.collectives if c.kind == "all-to-all")
 
 
 @pytest.mark.parametrize("cluster", ["1x8xcpu", "1x8xh100"])

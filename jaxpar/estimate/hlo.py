@@ -157,12 +157,11 @@ class _Walk:
     def collective(self, computation: Computation, at: Instruction) -> Collective:
         axes, group_size = collective_axes(at.attributes, self.axes)
         operands = [operand.name for operand in computation.operands(at)]
-        payload = computation.operand_bytes(at) * (group_size if at.base == "all-gather" else 1)
         return Collective(
             axes,
             at.base,
             1,
-            payload,
+            _payload(computation, at, group_size),
             asynchronous=False,
             op_name=at.op_name,
             frames=self.lines.frames(at.attributes),
@@ -190,6 +189,13 @@ _GIVE_BACK = ("all-gather", "collective-permute")
 # Combined ones are named `(.../all_gather:all_gather)`.
 _NAME = r"(?:psum|pmax|pmin|ppermute|all_gather|reduce_scatter|all_to_all|ragged_all_to_all)\w*"
 _WRITTEN = re.compile(rf"(?:^|[/(]){_NAME}(?::{_NAME})*\)?$")
+
+
+def _payload(computation: Computation, at: Instruction, group_size: int) -> int:
+    """Of a ragged exchange at most that: the rows alone travel, not where they land, nor how many there are."""
+    if at.base == "ragged-all-to-all":
+        return sum(leaf.nbytes for leaf in next(iter(computation.operands(at))).leaves)
+    return computation.operand_bytes(at) * (group_size if at.base == "all-gather" else 1)
 
 
 def _generated(at: Instruction) -> bool:

@@ -33,7 +33,8 @@ _APART = frozenset({
     "dot_general", "conv_general_dilated", "scan", "while", "cond", "sort", "top_k", "gather", "scatter", "scatter-add",
     "scatter_add", "cumsum", "cumlogsumexp", "cummax", "ragged_dot", "ragged_dot_general", "reshard", "all_gather",
     "all_gather_invariant", "psum", "psum2", "psum_invariant", "reduce_scatter", "psum_scatter", "all_to_all",
-    "ppermute", "pmax", "device_put", "optimization_barrier", "custom_call", "pallas_call", "reduce_precision",
+    "ragged_all_to_all", "ppermute", "pmax", "device_put", "optimization_barrier", "custom_call", "pallas_call",
+    "reduce_precision",
 })  # fmt: skip
 _IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter_add"})
 _COSTLY = frozenset({

@@ -97,7 +97,7 @@ class MemoryModel:
             axes, split, plan.zero == 3, platform, tuple((n, x.shape) for n, x in own.items()),
             plan.precision, plan.remat,
             plan.param_dtype, plan.attention, plan.ulysses, plan.experts, plan.capacity, plan.expert_kernel,
-            plan.sequence_sharded_norms, "activations" in plan.offload,
+            plan.expert_exchange, plan.sequence_sharded_norms, "activations" in plan.offload,
         )  # fmt: skip
         if key not in self._pieces:
             self._pieces[key] = trace_pieces(self.structure, self.batch_axes, plan, own, split, platform)

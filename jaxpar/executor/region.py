@@ -247,7 +247,9 @@ class Region:
             train=train,
             attention=Attend(self._sequence, self.mesh.shape["tensor"]),
             neighbours=Halo(self._sequence, self.plan.fill),
-            routing=Route(self.plan.capacity, self.plan.expert_kernel == "pallas"),
+            routing=Route(
+                self.plan.capacity, self.plan.expert_kernel == "pallas", self.plan.expert_exchange == "ragged"
+            ),
             rules=self.plan.rules,
             sites=itertools.count(),
             whole_step=train and self.plan.microbatches == 1 and self._stages == 1,

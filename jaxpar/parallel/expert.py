@@ -17,11 +17,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from jaxpar import collectives
 from jaxpar.collectives import vary_nested
 from jaxpar.parallel.expert_tensor import on_own_features
+from jaxpar.parallel.expert_trade import Trade, all_to_all
 from jaxpar.parallel.grouped import grouped_matmul, permuted, take, tiles
 
 Kernel = Callable[[Array], Array]
@@ -34,10 +35,12 @@ BOUND = 1.25
 
 @dataclass(frozen=True)
 class Route:
-    """`ctx.route`; `capacity`: see `Capacity`, None: nothing is dropped; `pallas`: by the kernels for Hopper."""
+    """`ctx.route`; `capacity`: see `Capacity`, None: nothing is dropped; `pallas`: by the kernels for Hopper;
+    `ragged`: see `expert_trade`."""
 
     capacity: float | None = None
     pallas: bool = False
+    ragged: bool = False
 
     def __call__(
         self,
@@ -56,7 +59,7 @@ class Route:
         """
         experts = kernels[0].shape[0] * devices
         kept = expert if self.capacity is None else _within_capacity(expert, experts, self.capacity)
-        exchange = _Exchange(devices, experts, run, self.capacity, self.pallas)
+        exchange = _Exchange(devices, experts, run, self.capacity, self.pallas, self.ragged)
         out = on_own_features(exchange, run, dims)(x, weight, kept, *kernels)
         return out.astype(x.dtype), self._counts(exchange, expert, kept)
 
@@ -94,6 +97,7 @@ class _Exchange:
     run: Expert
     capacity: float | None
     pallas: bool
+    ragged: bool
 
     def __call__(self, x: Array, weight: Array, expert: Array, *kernels: Array) -> Array:
         if self.devices == 1:
@@ -180,10 +184,11 @@ class _Exchange:
         pair = jnp.full(sent + 1, none, jnp.int32).at[place].set(jnp.arange(none, dtype=jnp.int32))[:sent]
         own = self.experts // self.devices
         there = pair < none
-        group = _trade(jnp.where(there, take(pairs, pair) % own, own).reshape(self.devices, -1)).reshape(-1)
+        group = all_to_all(jnp.where(there, take(pairs, pair) % own, own).reshape(self.devices, -1))
         token = jnp.where(there, pair // expert.shape[1], x.shape[0])
-        rows = _trade(permuted(x, token, place.reshape(expert.shape)).reshape(self.devices, most, -1))
-        return _Journey(rows, group, place, pair)
+        trade = Trade(_filled(there.reshape(group.shape)), _filled(group < own)) if self.ragged else Trade()
+        rows = trade(permuted(x, token, place.reshape(expert.shape)).reshape(self.devices, most, -1))
+        return _Journey(rows, group.reshape(-1), place, pair, trade.back)
 
     def _work(self, journey: "_Journey", kernels: Sequence[Array]) -> Float[Array, "G C F"]:
         """What this device's experts make of what has come."""
@@ -195,7 +200,7 @@ class _Exchange:
 
     def _home(self, y: Float[Array, "G C F"], journey: "_Journey", weight: Float[Array, "N K"]) -> Float[Array, "N F"]:
         """Back to the tokens, and added up by weight."""
-        home = _trade(y).reshape(-1, y.shape[-1])
+        home = journey.home(y).reshape(-1, y.shape[-1])
         y_NKF = permuted(home, journey.place, journey.pair[:, None]).reshape(*weight.shape, -1)
         return _weighted(y_NKF, weight)
 
@@ -214,13 +219,18 @@ class _Journey:
     """What one device has got in a round, and where it sent what.
 
     rows: [G, C, D], C from each device; group: int32[G * C], the own expert of each, the number of them for none.
-    place: int32[N * K], where each of this device's pairs went; pair: int32[G * C], the inverse.
+    place: int32[N * K], where each of this device's pairs went; pair: int32[G * C], the inverse. home: the way back.
     """
 
     rows: Float[Array, "G C D"]
     group: Int[Array, " GC"]
     place: Int[Array, " NK"]
     pair: Int[Array, " GC"]
+    home: Trade
+
+
+def _filled(there: Bool[Array, "G C"]) -> Int[Array, " G"]:
+    return jnp.sum(there, axis=1, dtype=jnp.int32)
 
 
 def _times(rows: Array, *, kernel: Array, group: Array, pallas: bool) -> Array:
@@ -261,20 +271,3 @@ def _overflow_bwd(exchange: _Exchange, saved: Any, d_out: Array) -> Any:
 
 
 _overflow.defvjp(_overflow_fwd, _overflow_bwd)
-
-
-def _trade(x: Array) -> Array:
-    """[G, ...]: part g to device g, and what they send in its place; its own transpose."""
-    return _trade_floats(x) if jnp.issubdtype(x.dtype, jnp.floating) else _all_to_all(x)
-
-
-@jax.custom_vjp
-def _trade_floats(x: Array) -> Array:
-    return _all_to_all(x)
-
-
-_trade_floats.defvjp(lambda x: (_all_to_all(x), None), lambda _, g: (_all_to_all(g),))
-
-
-def _all_to_all(x: Array) -> Array:
-    return lax.all_to_all(x, "expert", 0, 0, tiled=True)
