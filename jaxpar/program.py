@@ -107,5 +107,5 @@ class Program:
         """
         cluster = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
         model = MemoryModel(self.structure, self.optimizer, self.batch_axes)
-        platform = "cpu" if cluster.kind == "cpu" else "cuda"
+        platform = "cpu" if cluster.chip == "cpu" else "cuda"
         return model.predict(self.plan.resolve(cluster.size), shapes, cluster.devices_per_node, platform)

@@ -32,7 +32,7 @@ from experiments.bench.published import (
     read,
 )
 from jaxpar.batch import token_shapes
-from jaxpar.estimate.devices import Device, device
+from jaxpar.estimate.devices import Device, device, every_kind
 from jaxpar.estimate.hardware import Cluster
 from jaxpar.estimate.system import JAXPAR, System
 from jaxpar.plan import Plan
@@ -49,7 +49,6 @@ from models.gpt import GPTConfig
 from models.llama import LlamaConfig
 
 CLOSE = 0.1
-CUDA = ("a100-40", "a100", "h100", "h200", "b200", "gb200")
 # Of the best plans, how many are traced before one is compiled.
 TRACED = 4
 DOCS = Path(__file__).parents[2] / "docs"
@@ -108,7 +107,8 @@ class Published:
 
     def question(self, system: System) -> Question:
         each = gcd(self.devices, 8)
-        cluster = Cluster(self.devices // each, each, self.device.name, custom=self.device)
+        kind = next(kind for kind in every_kind() if device(kind).name == self.device.name)
+        cluster = Cluster(self.devices // each, each, kind, custom=self.device)
         base = Plan(precision=self.plan.precision)
         shapes = token_shapes(self.rows, self.length)
         return Question(self.build, optax.adamw(3e-4), cluster, shapes, base, SPACES[system.name], system=system)
@@ -217,10 +217,7 @@ def compare(published: Published, own: bool = False, confirm: bool = False) -> C
     compared = Compared(published, theirs, next(iter(ranked.found), None))
     if compared.behind <= CLOSE or not confirm:
         return compared
-    # The compiler knows kinds by their names, not the device as the source had it.
-    kind = next(kind for kind in CUDA if device(kind).name == published.device.name)
-    named = replace(ranked.question, cluster=replace(ranked.question.cluster, kind=kind, custom=None))
-    held = verify(sharpen(replace(ranked, question=named), TRACED), 1)
+    held = verify(sharpen(ranked, TRACED), 1)
     return replace(compared, best=next((c for c in held if c.report is not None), None))
 
 

@@ -28,7 +28,8 @@ class CompileConfig:
 
     Attributes:
       script: the experiment.
-      cluster: nodes x devices of a node x kind, e.g. `4x8xh100`, `16x4xv5e`, `1x8xcpu`.
+      cluster: nodes x devices of a node x kind, e.g. `4x8xh100`, `16x4xv5e`, `1x8xcpu`; or a
+        file with other kinds, see docs/estimate.md.
       fits: the memory of a device, e.g. `80GB`; status 3 if the step's peak is above it.
       json: print JSON in place of the table.
       rows: of one step; by default those of the experiment's data.
@@ -46,12 +47,12 @@ class CompileConfig:
 def compile_command(arguments: Sequence[str]) -> int:
     """Prints the report; 0, or 3 if the step does not fit."""
     config, rest = tyro.cli(CompileConfig, args=list(arguments), prog="jaxpar compile", return_unknown_args=True)
-    cluster = Cluster.parse(config.cluster)
+    cluster = Cluster.read(config.cluster)
     limit = None if config.fits is None else parse_size(config.fits)
     run_config, start = parse(load_config(config.script), rest, "jaxpar compile")
     if start != Start():
         raise ConfigError("compile starts no run: of a run's keys it takes those of model, data, optimizer and plan")
-    simulate(cluster.size if cluster.kind == "cpu" else 1)
+    simulate(cluster.size if cluster.chip == "cpu" else 1)
     shapes = shapes_of(run_config.data, config.rows, config.length)
     found = program_of(run_config).compile(cluster, shapes)
     print(found.to_json() if config.json else found.full_table())

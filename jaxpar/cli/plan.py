@@ -151,8 +151,8 @@ def question_of(config: PlanConfig, rest: Sequence[str]) -> Question:
     run, start = parse(load_config(config.script), rest, "jaxpar plan")
     if start != Start():
         raise ConfigError("plan starts no run: of a run's keys it takes those of model, data, optimizer and plan")
-    cluster = Cluster.from_file(config.cluster) if Path(config.cluster).is_file() else Cluster.parse(config.cluster)
-    if cluster.kind == "cpu" and (config.verify or config.measure):
+    cluster = Cluster.read(config.cluster)
+    if cluster.chip == "cpu" and (config.verify or config.measure):
         simulate(cluster.size)
     elif not config.measure:
         jax.config.update("jax_platforms", "cpu")  # nothing runs: leave the devices to others

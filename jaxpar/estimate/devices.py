@@ -96,7 +96,7 @@ _DEVICES = {
     ),
     # GB200 NVL72 data sheet: 5 PFLOP/s bf16 with sparsity, 10 fp8, 80 TFLOP/s float32, 186 GB at 8 TB/s; 72 GPUs in one
     # NVLink domain. Best matrix products 1822 and 3615.6 TFLOP/s, but in the published runs (all of them float8,
-    # `experiments/bench/calibrate_time.py`) it sustains 0.80 of what the other kinds do; a GB300, which may draw more
+    # `experiments/bench/calibrate_time.py`) it sustains 0.79 of what the other kinds do; a GB300, which may draw more
     # power, all of it. So for the B200, which is the same chip.
     "gb200": Device(
         "NVIDIA GB200", 2500e12, 80e12, 186_000_000_000, 8e12, 5000e12, 0.729, 0.723,

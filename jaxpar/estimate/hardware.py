@@ -17,7 +17,8 @@ __all__ = ["Cluster", "Device", "Link", "device", "device_named"]
 class Cluster:
     """`nodes` machines of `devices_per_node` devices of one kind; `str` gives the notation back.
 
-    `more`: further parts, of other kinds. `custom`: the device, if a file says what it is.
+    `more`: further parts, of other kinds. `custom`: the device, if a file says what it is, and `like`, which known kind
+    it is a variant of.
     """
 
     nodes: int
@@ -25,6 +26,7 @@ class Cluster:
     kind: str
     more: tuple["Cluster", ...] = ()
     custom: Device | None = None
+    like: str = ""
 
     @classmethod
     def parse(cls, text: str) -> "Cluster":
@@ -45,6 +47,11 @@ class Cluster:
         return cls(int(parts[0]), int(parts[1]), parts[2])
 
     @classmethod
+    def read(cls, text: str) -> "Cluster":
+        """From the file of that name, if there is one, else from the notation. Raises ConfigError."""
+        return cls.from_file(text) if Path(text).is_file() else cls.parse(text)
+
+    @classmethod
     def from_file(cls, path: str | Path) -> "Cluster":
         """Reads a TOML or JSON file: `nodes`, a list of `{count, devices, kind}`, and `kinds`, a table of devices by
         name, each a known kind (`like`, else of its own name) with some fields of `Device` set. Raises ConfigError."""
@@ -54,8 +61,9 @@ class Cluster:
             values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
         except (OSError, ValueError) as error:
             raise ConfigError(f"cluster file {path}: {error}; needs TOML, or JSON with the ending .json") from error
-        customs = {name: _custom(path, name, given) for name, given in values.get("kinds", {}).items()}
-        parts = [_nodes(cls, path, given, customs) for given in values.get("nodes", ())]
+        given = values.get("kinds", {})
+        customs = {name: (_custom(path, name, kind), kind.get("like", name)) for name, kind in given.items()}
+        parts = [_nodes(cls, path, nodes, customs) for nodes in values.get("nodes", ())]
         if not parts:
             raise ConfigError(f"cluster file {path}: no nodes; write [[nodes]] with count, devices and kind")
         return replace(parts[0], more=tuple(parts[1:]))
@@ -75,6 +83,11 @@ class Cluster:
         """Raises ConfigError for a mixed cluster, which has more than one."""
         self.check_one_kind()
         return self.custom or device(self.kind)
+
+    @property
+    def chip(self) -> str:
+        """The known kind whose programs its devices run."""
+        return self.like or self.kind
 
     @property
     def pace(self) -> Device:
@@ -128,7 +141,9 @@ def _custom(path: Path, name: str, given: Mapping[str, Any]) -> Device:
     return replace(base, **{"name": name if "like" in given else base.name, **changed})
 
 
-def _nodes(cls: type[Cluster], path: Path, given: Mapping[str, Any], customs: Mapping[str, Device]) -> Cluster:
+def _nodes(
+    cls: type[Cluster], path: Path, given: Mapping[str, Any], customs: Mapping[str, tuple[Device, str]]
+) -> Cluster:
     wrong = set(given) != {"count", "devices", "kind"}
     if wrong or not all(isinstance(given[n], int) and given[n] > 0 for n in ("count", "devices")):
         raise ConfigError(
@@ -137,4 +152,5 @@ def _nodes(cls: type[Cluster], path: Path, given: Mapping[str, Any], customs: Ma
     kind = given["kind"]
     if kind not in customs:
         device(kind)
-    return cls(given["count"], given["devices"], kind, custom=customs.get(kind))
+    custom, like = customs.get(kind, (None, ""))
+    return cls(given["count"], given["devices"], kind, custom=custom, like=like)

@@ -1,9 +1,9 @@
 """What XLA's GPU compiler must know of a CUDA device that is not there."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxpar.errors import ConfigError
-from jaxpar.estimate.devices import device
+from jaxpar.estimate.devices import Device, device
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,19 @@ _CHIPS = {
     "h200": _HOPPER,
     "b200": _BLACKWELL,
     "gb200": _BLACKWELL,
+    "gb300": replace(_BLACKWELL, capability=(10, 3)),
 }
 
 
-def target_config(kind: str) -> str:
+def target_config(kind: str, custom: Device | None = None) -> str:
     """The text of XLA's GpuTargetConfigProto for a CUDA device. Raises ConfigError for other kinds.
+
+    `custom`: a variant of the kind, with memory and cores of its own.
 
     It names no interconnect: with NVLink in it XLA fuses small all-reduces into Triton kernels, and a scalar
     one over 64 devices then ends the process inside the compiler.
     """
-    gpu = device(kind)
+    gpu = custom or device(kind)
     if kind not in _CHIPS:
         raise ConfigError(f"no target for {kind!r}: one exists for {', '.join(sorted(_CHIPS))}, which are CUDA devices")
     chip = _CHIPS[kind]

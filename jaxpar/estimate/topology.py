@@ -28,9 +28,9 @@ def topology_devices(cluster: Cluster) -> list[jax.Device]:
     A mixed cluster raises ConfigError: a program is for one kind.
     """
     cluster.check_one_kind()
-    if cluster.kind == "cpu":
+    if cluster.chip == "cpu":
         return _simulated(cluster)
-    if cluster.kind in HOSTS:
+    if cluster.chip in HOSTS:
         return tpu_devices(cluster)
     if not _cuda_plugin_installed():
         raise BackendError(
@@ -40,7 +40,7 @@ def topology_devices(cluster: Cluster) -> list[jax.Device]:
     try:
         described = topologies.get_topology_desc(
             platform="cuda",
-            target_config=target_config(cluster.kind),
+            target_config=target_config(cluster.chip, cluster.custom),
             topology=f"1x{cluster.nodes}x{cluster.devices_per_node}",
         )
     except (NotImplementedError, jax.errors.JaxRuntimeError) as error:

@@ -24,7 +24,7 @@ def tpu_devices(cluster: Cluster) -> list[jax.Device]:
             f"compiling for {cluster} needs XLA's TPU compiler, and libtpu is not installed (no TPU is needed): "
             "pip install 'jaxpar[aot-tpu]'"
         )
-    name = f"{cluster.kind}:{'x'.join(map(str, slice_shape(cluster)))}"
+    name = f"{cluster.chip}:{'x'.join(map(str, slice_shape(cluster)))}"
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU whose metadata could be asked
     try:
         return list(topologies.get_topology_desc(platform="tpu", topology_name=name).devices)
@@ -37,7 +37,7 @@ def tpu_devices(cluster: Cluster) -> list[jax.Device]:
 
 def slice_shape(cluster: Cluster) -> tuple[int, ...]:
     """Chips along each dim. Raises ConfigError for nodes that are no hosts."""
-    host = HOSTS[cluster.kind]
+    host = HOSTS[cluster.chip]
     if cluster.devices_per_node != prod(host):
         raise ConfigError(
             f"{cluster}: a host of {cluster.kind} has {prod(host)} chips; write NODESx{prod(host)}x{cluster.kind}"

@@ -59,7 +59,7 @@ class _Arithmetic:
 
     def traced(self, candidate: Candidate) -> Candidate:
         q, guess = self.ranked.question, candidate.memory.total
-        platform = "cpu" if q.cluster.kind == "cpu" else "cuda"
+        platform = "cpu" if q.cluster.chip == "cpu" else "cuda"
         found = self._model.predict(candidate.plan, dict(q.shapes), q.devices_per_node, platform)
         self._factors[candidate.plan.remat] = found.total / max(guess, 1)
         return replace(candidate, memory=found)

@@ -121,7 +121,7 @@ def _other_numbers(q: Question) -> Iterator[Change]:
 
 
 def _on(q: Question, kind: str) -> Question:
-    parts = [replace(part, kind=kind, custom=None, more=()) for part in q.cluster.parts]
+    parts = [replace(part, kind=kind, custom=None, like="", more=()) for part in q.cluster.parts]
     return replace(q, cluster=replace(parts[0], more=tuple(parts[1:])))
 
 

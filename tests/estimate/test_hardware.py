@@ -86,6 +86,7 @@ def test_a_file_defines_kinds_of_ones_own(tmp_path):
     assert str(cluster) == "2x8xmine+1x4xa100" and cluster.price == 2 * 8 * 2.5 + 4 * 1.0
     assert (mine.memory_bandwidth, mine.slow.bandwidth) == (2.4e12, 25e9)
     assert (mine.bf16_flops, mine.slow.latency) == (device("h100").bf16_flops, device("h100").slow.latency)
+    assert [part.chip for part in cluster.parts] == ["h100", "a100"] and Cluster.read(str(path)) == cluster
 
 
 def test_a_json_file_says_the_same(tmp_path):
