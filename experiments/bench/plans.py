@@ -55,11 +55,12 @@ DOCS = Path(__file__).parents[2] / "docs"
 MARK = "<!-- The table below is written by experiments/bench/plans.py -->"
 COLUMNS = ("run", "system", "published plan", "predicted", "best plan", "predicted", "behind", "why")
 
+_REMATS = ("none", "dots", "full")
 _MEGATRON = Space(
     zero=(0, 1), within_node=(False,), pipeline=("1f1b", "interleaved"), fill=(False,), attention=("ring",),
-    most_virtual_stages=16,
+    most_virtual_stages=16, remat=_REMATS,
 )  # fmt: skip
-_FSDP = Space(pipe=(1,), zero=(3,), within_node=(False,), attention=("ring",))
+_FSDP = Space(pipe=(1,), zero=(3,), within_node=(False,), attention=("ring",), remat=_REMATS)
 # What each system can do.
 SPACES = {
     MEGATRON_2021.name: replace(_MEGATRON, zero=(0,), seq=(1,), remat=("full",), split_norms=False),

@@ -93,8 +93,8 @@ class Question:
     @cached_property
     def sizes(self) -> Sizes:
         layers = tuple(self.structure.stack_lengths.values())
-        experts = max(layer.experts for layer, _ in self.work.layers)
-        return Sizes(self.cluster.size, self.rows, self.length, layers, experts)
+        experts, heads = (max(getattr(layer, of) for layer, _ in self.work.layers) for of in ("experts", "heads"))
+        return Sizes(self.cluster.size, self.rows, self.length, layers, experts, heads)
 
     @cached_property
     def state_bytes(self) -> float:

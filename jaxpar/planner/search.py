@@ -160,7 +160,7 @@ class Search:
 
     def _variants(self, trunk: Trunk) -> list[Variant]:
         q = self.question
-        return variants(q.space, q.base, trunk.layout.data * trunk.layout.seq, trunk.replicas)
+        return variants(q.space, q.base, q.sizes, trunk.layout.data * trunk.layout.seq, trunk.replicas)
 
     def _variant(self, trunk: Trunk, variant: Variant) -> Candidate:
         plan, data = variant.of(trunk.plan), trunk.layout.data
@@ -180,5 +180,5 @@ class Search:
 
 def _frugality(variant: Variant) -> tuple:
     """Larger: holds less."""
-    remat = {"full": 2, "dots": 1, "none": 0}.get(variant.remat, 1)
+    remat = {"none": 0, "dots": 1, "full": 3}.get(variant.remat, 2)
     return variant.zero, not variant.within_node, remat, len(variant.offload), variant.param_dtype == "bfloat16"

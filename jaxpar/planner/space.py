@@ -23,7 +23,7 @@ class Space:
         chunk would.
       fill: of the zero-bubble schedules.
       attention: where `seq` > 1.
-      remat: policies, `named:...` too.
+      remat: policies, `named:...` too; `named:attention` is not tried for models without attention.
       split_norms: norms are split over `tensor` wherever positions divide: that moves as much and holds less. Else as
         in the base plan.
       precision, param_dtype, reduce_dtype: they change numbers; (): as in the base plan.
@@ -43,7 +43,7 @@ class Space:
     most_virtual_stages: int = 8
     fill: tuple[bool, ...] = (False, True)
     attention: tuple[Attention, ...] = ("ring", "ulysses", "allgather")
-    remat: tuple[str, ...] = ("none", "dots", "full")
+    remat: tuple[str, ...] = ("none", "dots", "named:attention", "full")
     split_norms: bool = True
     precision: tuple[Precision, ...] = ()
     param_dtype: tuple[ParamDtype, ...] = ()
@@ -60,13 +60,14 @@ class Space:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the model and the step, what bounds a space. `layers`: of each stack; `experts`: 0 for none."""
+    """Of the model and the step, what bounds a space. `layers`: of each stack; `experts`, `heads`: 0 for none."""
 
     devices: int
     rows: int
     length: int
     layers: tuple[int, ...]
     experts: int
+    heads: int
 
 
 def meshes(space: Space, sizes: Sizes) -> Iterator[MeshShape]:
@@ -143,13 +144,14 @@ class Variant:
         return replace(trunk, **vars(self))
 
 
-def variants(space: Space, base: Plan, shards: int, replicas: int) -> list[Variant]:
+def variants(space: Space, base: Plan, sizes: Sizes, shards: int, replicas: int) -> list[Variant]:
     """`shards`: devices that ZeRO can shard over; `replicas`: groups of them, if they lie within nodes."""
+    remat = [policy for policy in space.remat if sizes.heads or policy != "named:attention"] or ["full"]
     zeros = space.zero if shards > 1 else (0,) if 0 in space.zero else space.zero[:1]
     found = product(
         zeros,
         [within for within in space.within_node if not within or replicas > 1],
-        space.remat,
+        remat,
         space.param_dtype or (base.param_dtype,),
         space.reduce_dtype or (base.reduce_dtype,),
         space.offload or (base.offload,),

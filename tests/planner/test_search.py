@@ -15,7 +15,7 @@ from jaxpar.errors import PlanError
 from jaxpar.plan import Plan
 from jaxpar.planner.question import Question
 from jaxpar.planner.search import Search, search
-from jaxpar.planner.space import Space
+from jaxpar.planner.space import Sizes, Space, variants
 from jaxpar.program import Program
 from models.gpt import GPTConfig
 from models.llama import LlamaConfig
@@ -173,3 +173,10 @@ def test_ten_thousand_plans_take_less_than_ten_seconds():
     ranked = Search(question()).run()
     assert ranked.counts.legal + ranked.counts.refused > 10_000
     assert time.process_time() - started < 10
+
+
+@pytest.mark.parametrize("heads", [0, 4])
+def test_attention_is_kept_by_name_only_where_there_is_some(heads):
+    """Otherwise plans are offered that the model refuses, or one between `dots` and `full` is missed."""
+    found = variants(Space(), Plan(), Sizes(8, 8, 8, (4,), experts=0, heads=heads), shards=8, replicas=1)
+    assert {v.remat for v in found} == {"none", "dots", "full"} | ({"named:attention"} if heads else set())
