@@ -1,5 +1,6 @@
 """Every test runs on eight simulated CPU devices, in arithmetic strict enough to show small differences."""
 
+import gc
 import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # for child processes too: they must not take a GPU
@@ -20,6 +21,9 @@ SETTINGS = {
 }
 for name, value in SETTINGS.items():
     jax.config.update(name, value)
+
+# Traces make many objects that live on: looking among them for cycles every time takes 3 % of all of it.
+gc.set_threshold(100_000, 50, 100)
 
 # print_blob: a failure prints the line that replays it. A compile inside an example would break any deadline.
 hypothesis.settings.register_profile("jaxpar", deadline=None, print_blob=True, derandomize=False)

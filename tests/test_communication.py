@@ -74,8 +74,15 @@ def small_bytes(step: StepReport) -> int:
     return sum(c.executions * c.bytes for c in step.collectives if c.bytes < 64)
 
 
-@pytest.mark.parametrize("cluster", ["1x8xcpu", "1x8xh100"])
-@pytest.mark.parametrize("plan", PLANS, ids=str)
+# Of those, what is compiled for GPUs as well, which takes three times as long: every stage of ZeRO, every size.
+FOR_GPUS = [PLANS[i] for i in (0, 4, 8, 9, 11)]
+
+
+@pytest.mark.parametrize(
+    ("plan", "cluster"),
+    [*((plan, "1x8xcpu") for plan in PLANS), *((plan, "1x8xh100") for plan in FOR_GPUS)],
+    ids=str,
+)
 def test_collectives_equal_the_formula(plan, cluster):
     """Otherwise a strategy moves more than it promises, or leaves something unreduced."""
     run, step = compiled(plan, cluster)
@@ -100,8 +107,7 @@ def assert_promised(found: dict[str, int], promised: dict[str, int]) -> None:
     assert found == promised | ({"all-reduce": promised["all-reduce"] + merged} if merged else {})
 
 
-@pytest.mark.parametrize("tensor", [1, 2])
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize(("zero", "tensor"), [(0, 2), (1, 1), (2, 1), (3, 2)])
 def test_gradients_reduced_in_bfloat16_move_half_the_bytes(zero, tensor):
     """Otherwise they are rounded and gain nothing. XLA for CPU widens such sums again: the H100 program tells."""
     plan = jaxpar.Plan(f"data={8 // tensor},tensor={tensor}", zero=zero, microbatches=2, reduce_dtype="bfloat16")
@@ -157,7 +163,7 @@ def test_every_collective_of_the_layer_loop_hides_behind_matmuls():
 def test_zero_lowers_memory_as_it_should():
     """Otherwise a stage of ZeRO costs communication and gives nothing back."""
     bytes_by_stage = [
-        jaxpar.Program(CONFIG.build, optax.adam(1e-3), jaxpar.Plan("data=8", zero=zero, microbatches=4))
+        jaxpar.Program(CONFIG.build, optax.adam(1e-3), jaxpar.Plan("data=8", zero=zero))
         .compile("1x8xcpu", jaxpar.token_shapes(ROWS, LENGTH))
         .argument_bytes
         for zero in (0, 1, 2, 3)

@@ -46,7 +46,7 @@ def waiting(state) -> list[bool]:
 
 @pytest.mark.parametrize(
     ("mesh", "zero"),
-    [("data=1", 0), ("data=2", 1), ("data=2,tensor=2", 2), ("data=2,tensor=2", 3), ("data=2,pipe=2", 0)],
+    [("data=1", 0), ("data=2,tensor=2", 1), ("data=2,tensor=2", 3), ("data=2,pipe=2", 0)],
 )
 def test_training_is_the_same_to_the_last_bit(mesh, zero):
     """Otherwise what is fetched is not what was put away."""

@@ -73,7 +73,6 @@ SILENT = [
     PlainCell("untied", "data=4,tensor=2", 4, zero=1, microbatches=2, layers=2),
     PlainCell("vocab 61", "tensor=8", 4, zero=0, microbatches=1, layers=2),
     PipelineCell("GPT", "interleaved", "pipe=4,tensor=2", 3, 2, zero=1, norms=True),
-    PipelineCell("ViT", "1f1b", "data=2,pipe=2,tensor=2", 3, zero=2, remat="full", norms=True),
     PipelineCell("embed 35", "zero_bubble fill", "data=2,pipe=2,tensor=2", 8, zero=2, norms=True),
     SequenceCell("8 kv heads", "hybrid", "tensor=2,seq=4", "1f1b", zero=3, microbatches=2, remat="none"),
     SequenceCell("two stacks", "allgather", "tensor=2,seq=4", "1f1b", zero=2, microbatches=2, remat="none"),

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from experiments.parity_table import make_batch
-from jaxpar import Plan, Program
+from jaxpar import Plan, Program, Run
 from jaxpar.structure import inspect_model
 from jaxpar.testing import run_on_enough_devices
 from jaxpar.training.groups import ParameterGroup
@@ -54,6 +54,12 @@ def test_ten_updates_equal_those_of_one_device(name, mesh):
         assert_equal(found, want, 1e-9)
 
 
+@lru_cache
+def stepping(name: str, plan: Plan) -> Run:
+    """One device's step is compiled once for all meshes."""
+    return run_on_enough_devices(Program(CONFIG.build, replace(SHORT, name=name).build(PARAMS, STEPS), plan))
+
+
 @pytest.mark.parametrize(("mesh", "microbatches"), [("data=2,tensor=2", 1), ("pipe=2,tensor=2", 4)])
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_ten_whole_steps_equal_one_device_from_the_same_state(name, mesh, microbatches):
@@ -62,12 +68,7 @@ def test_ten_whole_steps_equal_one_device_from_the_same_state(name, mesh, microb
     Held are losses and all that is linear in gradients: parameters under SGD, first moments under Adam. Adam divides
     by the size of a gradient, so that rounding decides the sign of an update whose gradient is zero but for rounding.
     """
-    optimizer = replace(SHORT, name=name).build(PARAMS, STEPS)
-    runs = [
-        run_on_enough_devices(Program(CONFIG.build, optimizer, plan))
-        for plan in (Plan("data=1"), Plan(mesh, zero=3, microbatches=microbatches))
-    ]
-    one, many = runs
+    one, many = stepping(name, Plan("data=1")), stepping(name, Plan(mesh, zero=3, microbatches=microbatches))
     state = many.init(0)
     for step in range(STEPS):
         batch = make_batch("uneven", 8, CONFIG.vocab_size, seed=step)
