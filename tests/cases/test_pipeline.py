@@ -66,8 +66,10 @@ def test_a_tied_embedding_has_one_copy_that_learns_from_both_ends():
     assert all(len(bits) == 1 for bits in copies.values())
 
 
-@pytest.mark.parametrize("microbatches", [1, 3])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("schedule", "microbatches"),
+    [("1f1b", 3), ("gpipe", 1), ("interleaved", 1), ("interleaved", 3), ("zero_bubble", 3), ("zero_bubble_v", 1)],
+)
 def test_fewer_microbatches_than_stages_equal_one_device(schedule, microbatches):
     """torchtitan 775: otherwise a stage waits for a microbatch that never comes, or a guard forbids a legal case."""
     layers = 8 if schedule in ("interleaved", "zero_bubble_v") else 4

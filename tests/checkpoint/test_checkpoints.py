@@ -4,6 +4,7 @@ import gc
 import resource
 import shutil
 from dataclasses import replace
+from functools import cache
 
 import jax
 import numpy as np
@@ -48,10 +49,15 @@ def assert_bitwise_equal(found, wanted):
         assert found[name].tobytes() == leaf.tobytes(), name
 
 
-@pytest.fixture(scope="module", params=[0, 3], ids=["zero0", "zero3"])
-def saved(request, tmp_path_factory):
-    """Trained for two steps and saved on data=8; donated to a third step before the save can be complete."""
-    run = on("data=8", request.param)
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """By stage of ZeRO, each once."""
+    return cache(lambda zero: trained_and_saved(zero, tmp_path_factory))
+
+
+def trained_and_saved(zero, tmp_path_factory):
+    """For two steps and on data=8; donated to a third step before the save can be complete."""
+    run = on("data=8", zero)
     state, _ = run.step(run.init(seed=3), run.put(batch()))
     state, _ = run.step(state, run.put(batch()))
     expected = logical(run, state)
@@ -73,10 +79,10 @@ MESHES = [
 ]
 
 
-@pytest.mark.parametrize(("saved", "mesh", "zero"), MESHES, indirect=["saved"])
-def test_any_mesh_restores_every_bit_and_takes_the_same_next_step(saved, mesh, zero):
+@pytest.mark.parametrize(("saved_with", "mesh", "zero"), MESHES)
+def test_any_mesh_restores_every_bit_and_takes_the_same_next_step(saved, saved_with, mesh, zero):
     """Otherwise a run could not go on when the cluster changes, or would go on with other numbers."""
-    checkpoints, expected, next_loss = saved
+    checkpoints, expected, next_loss = saved(saved_with)
     run = on(mesh, zero)
     restored = checkpoints.restore(run)
     assert_bitwise_equal(logical(run, restored.state), expected)
@@ -103,10 +109,9 @@ def save(checkpoints, small, *steps):
     checkpoints.wait()
 
 
-@pytest.mark.parametrize("saved", [0], indirect=True)
 def test_leaves_that_do_not_fit_are_named_one_by_one(saved):
     """Otherwise one would guess which of a thousand leaves is the wrong one, or train on with a part at random."""
-    checkpoints = saved[0]
+    checkpoints = saved(0)[0]
     with pytest.raises(jaxpar.CheckpointError) as error:
         checkpoints.restore(on("data=1", config=replace(CONFIG, mlp_dim=24, tie_embeddings=True)))
     message = str(error.value)
@@ -114,11 +119,10 @@ def test_leaves_that_do_not_fit_are_named_one_by_one(saved):
     assert "params/unembedding: float32[61, 36] in the checkpoint, not in the model" in message
 
 
-@pytest.mark.parametrize("saved", [0], indirect=True)
 def test_a_key_keeps_its_generator_whatever_the_default_of_jax(saved):
     """Otherwise dropout would go on with another stream of masks."""
     with jax.default_prng_impl("rbg"):
-        key = saved[0].restore(on("data=1")).state.key
+        key = saved(0)[0].restore(on("data=1")).state.key
     assert str(key.dtype) == "key<fry>"
 
 
