@@ -68,7 +68,7 @@ class StepReport:
             *([f"  {'in host':<12}{size(self.host_bytes):>12}"] if self.host_bytes else []),
             f"  {'dot FLOPs':<12}{self.flops:>12.4g}",
         ]
-        lines += _collective_lines(self.totals())
+        lines += _collective_lines(self.collectives)
         lines += [f"  at least: loop {n} has no fixed trip count and counts once" for n in self.unknown_loops]
         lines += [f"  at least: the FLOPs of kernel {n} are not known" for n in self.opaque_calls]
         return "\n".join(lines)
@@ -178,10 +178,14 @@ def _check_mesh(compiled: jax.stages.Compiled, mesh: jax.sharding.Mesh) -> None:
             )
 
 
-def _collective_lines(table: Totals) -> list[str]:
+def _collective_lines(collectives: tuple[Collective, ...]) -> list[str]:
+    table, over = totals(collectives), totals(tuple(c for c in collectives if c.overlaps_dot))
     if not table:
         return ["  no collectives"]
-    rows = sorted((",".join(axes), kind, f"{n}", size(moved)) for (axes, kind), (n, moved) in table.items())
-    rows.insert(0, ("axes", "collective", "executions", "bytes"))
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    rows = sorted(
+        (",".join(key[0]), key[1], f"{n}", size(moved), f"{over.get(key, (0, 0))[1] / max(moved, 1):.0%}")
+        for key, (n, moved) in table.items()
+    )
+    rows.insert(0, ("axes", "collective", "executions", "bytes", "over matmuls"))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

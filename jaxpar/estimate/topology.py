@@ -9,14 +9,7 @@ from jaxpar.errors import BackendError
 from jaxpar.estimate.hardware import Cluster
 from jaxpar.estimate.target import target_config
 from jaxpar.estimate.tpu import HOSTS, tpu_devices
-
-# Compiling for a GPU that is not there: autotuning would have to run kernels. The overlap limit is what lets
-# XLA fly several collectives at once, so that a layer's gathers and scatters hide behind its neighbours'
-# dots.
-_GPU_OPTIONS: dict[str, int | bool | str] = {
-    "xla_gpu_autotune_level": 0,
-    "xla_gpu_experimental_parallel_collective_overlap_limit": 4,
-}
+from jaxpar.executor.options import Options, step_options
 
 
 def topology_devices(cluster: Cluster) -> list[jax.Device]:
@@ -51,9 +44,10 @@ def topology_devices(cluster: Cluster) -> list[jax.Device]:
     return list(described.devices)
 
 
-def compiler_options(platform: str) -> dict[str, int | bool | str]:
-    """What `lowered.compile(compiler_options=...)` needs on this platform (`device.platform`)."""
-    return dict(_GPU_OPTIONS) if platform in ("cuda", "gpu") else {}
+def compiler_options(platform: str) -> Options:
+    """What `lowered.compile(compiler_options=...)` needs on this platform (`device.platform`): a run's own options, and
+    no autotuning, which would have to run kernels on a device that is not there."""
+    return {"xla_gpu_autotune_level": 0, **step_options(platform)} if platform in ("cuda", "gpu") else {}
 
 
 def _cuda_plugin_installed() -> bool:

@@ -12,5 +12,9 @@ def init_options(platform: str) -> Options:
 
 
 def step_options(platform: str) -> Options:
-    """Those that let several collectives be under way at once, so that a layer's hide behind its matmuls."""
-    return {"xla_gpu_experimental_parallel_collective_overlap_limit": 4} if platform in ("cuda", "gpu") else {}
+    """Those that let several collectives be under way at once, so that a layer's hide behind its matmuls.
+
+    A layer gathers six kernels or so while it sends the last one's gradients: with 4 at once a third of ZeRO-3's
+    gathers wait in the open (docs/design.md).
+    """
+    return {"xla_gpu_experimental_parallel_collective_overlap_limit": 8} if platform in ("cuda", "gpu") else {}
