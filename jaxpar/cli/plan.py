@@ -101,6 +101,9 @@ def plan_command(arguments: Sequence[str]) -> int:
             learned.save(_calibration(config, question.cluster))
             print(f"learned, and kept in {_calibration(config, question.cluster)}: {learned.table}", file=sys.stderr)
         told = explain(ranked, bar)
+    if config.verify and ranked.found and ranked.best.report is None:
+        print(f"warning: {len(ranked.dropped)} plans did not hold when traced or compiled, and the best that is left "
+              f"was not compiled: a larger --verify goes on, a smaller --memory is safer", file=sys.stderr)  # fmt: skip
     if config.json:
         print(json.dumps(ranked.to_dict(config.top) | {"explanation": told.to_dict()}, indent=2))
     else:

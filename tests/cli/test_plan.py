@@ -1,6 +1,7 @@
 """`jaxpar plan`: from an experiment to a plan file that `--plan` of a script takes."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -41,6 +42,17 @@ def test_json_holds_candidates_and_why(capsys):
     assert first["fits"] and Plan.from_dict(first["plan"]).precision == "float32"
     assert first["seconds"] == pytest.approx(sum(first["seconds_by_part"].values()))
     assert found["explanation"]["text"]
+
+
+def test_a_best_plan_that_was_not_compiled_is_said_to_be_so(monkeypatch, capsys):
+    """Otherwise what only arithmetic says would pass for what the compiler confirmed."""
+
+    def contradicted(ranked, *_):
+        return replace(ranked, found=ranked.found[1:], dropped=((ranked.best, "too large"),))
+
+    monkeypatch.setattr("jaxpar.cli.plan.verify", contradicted)
+    assert main(["plan", SCRIPT, "--cluster", "1x8xcpu", "--verify", "1", *QUIET[2:]]) == 0
+    assert "1 plans did not hold when traced or compiled" in capsys.readouterr().err
 
 
 def test_no_plan_has_a_status_of_its_own_and_a_reason(capsys):
