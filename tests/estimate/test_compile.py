@@ -59,6 +59,6 @@ def test_the_table_shows_sizes_collectives_and_what_is_only_a_bound(mesh):
     table = report(lower(program, mesh, [array(256), array(dtype=jnp.int32)], (P(), P()), P()), mesh).table()
     assert "8 x cpu" in table
     assert [line.split() for line in table.splitlines() if "all-reduce" in line] == [
-        ["data", "all-reduce", "1", "1.00", "KiB"]
+        ["data", "all-reduce", "1", "1.00", "KiB", "0%"]
     ]
     assert "at least: loop while" in table
