@@ -202,6 +202,7 @@ class Context:
         if kv_heads % axis_size("tensor"):
             # Few heads are whole on every device: left alone, XLA splits them over some, and gathers them back.
             k, v = (constrain(a, P()) for a in (k, v))
+        q, k, v = (save(a, "qkv") for a in (q, k, v))
         return self.attention(q, k, v, segments=self.segments, causal=causal, window=window)
 
     def halo(self, x: Shaped[Array, "b t *d"], before: int, after: int = 0) -> Shaped[Array, "s n *d"]:

@@ -106,7 +106,7 @@ class Plan:
       ulysses: how many neighbours on `seq` trade positions for heads inside a ring.
       remat: what a layer saves for its backward: `none` recomputes nothing, `dots` keeps matmul results, `full` keeps
         the layer's input alone, `named:attention,mlp` the input and what the model calls so: its own `jaxpar.save`,
-        and `attention`, the result of `ctx.attend`.
+        and of `ctx.attend` what goes in, `qkv`, and its result, `attention`.
       offload: what waits in the host's pinned memory while the device does not need it: `optimizer`, the optimizer's
         state between updates (averages of the parameters too), `activations`, what layers save for their backward.
     """

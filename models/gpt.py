@@ -98,7 +98,7 @@ class Block(nnx.Module):
     def __call__(self, x_BTD: Float[Array, "b t d"], ctx: jaxpar.Context) -> Float[Array, "b t d"]:
         for norm, branch in ((self.attention_norm, self.attention), (self.mlp_norm, self.mlp)):
             out_BTD = residual(branch(normed(norm, x_BTD, ctx), ctx), ctx)
-            x_BTD = residual(x_BTD + ctx.dropout(out_BTD, self.dropout), ctx)
+            x_BTD = jaxpar.save(residual(x_BTD + ctx.dropout(out_BTD, self.dropout), ctx), "out")
         return x_BTD
 
 

@@ -102,6 +102,7 @@ class Block(nnx.Module):
 
     def __call__(self, x_BTD: Float[Array, "b t d"], ctx: jaxpar.Context) -> Float[Array, "b t d"]:
         x_BTD = residual(x_BTD + residual(self.attention(normed(self.attention_norm, x_BTD, ctx), ctx), ctx), ctx)
+        x_BTD = jaxpar.save(x_BTD, "out")
         return residual(x_BTD + residual(self.mlp(normed(self.mlp_norm, x_BTD, ctx), ctx), ctx), ctx)
 
 

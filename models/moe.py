@@ -182,6 +182,7 @@ class MoEBlock(nnx.Module):
         self, x_BTD: Float[Array, "b t d"], ctx: jaxpar.Context
     ) -> tuple[Float[Array, "b t d"], dict[str, Array]]:
         x_BTD = residual(x_BTD + residual(self.attention(normed(self.attention_norm, x_BTD, ctx), ctx), ctx), ctx)
+        x_BTD = jaxpar.save(x_BTD, "out")
         y_BTD, totals = self.experts(normed(self.mlp_norm, x_BTD, ctx), ctx)
         return residual(x_BTD + residual(y_BTD, ctx), ctx), totals
 

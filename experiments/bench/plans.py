@@ -67,7 +67,7 @@ SPACES = {
     MEGATRON_CORE.name: replace(_MEGATRON, zero=(0, 1, 3)),
     LLM_FOUNDRY.name: replace(_FSDP, tensor=(1,), seq=(1,)),
     TORCHTITAN.name: _FSDP,
-    MAXTEXT.name: _FSDP,
+    MAXTEXT.name: replace(_FSDP, remat=(*_REMATS, "named:qkv,out")),
     AUTOMODEL.name: _FSDP,
     JAXPAR.name: Space(within_node=(False,)),
 }
@@ -90,7 +90,7 @@ LLAMA_405B = LlamaConfig(
     vocab_size=128256, num_layers=126, embed_dim=16384, num_heads=128, num_kv_heads=8, head_dim=128, mlp_dim=53248
 )
 # By how the table's words start. What Megatron calls selective, the scores of attention, fused kernels always do.
-_REMAT = {"full": "full", "selective(op)": "dots", "custom": "dots"}
+_REMAT = {"full": "full", "selective(op)": "dots", "custom": "named:qkv,out"}
 
 
 @dataclass(frozen=True)

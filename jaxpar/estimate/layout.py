@@ -101,7 +101,9 @@ class Layout:
 
 
 def remat_of(plan: Plan) -> Remat:
-    """A layer that saves by name keeps attention's result, if that is named; of its other names no size is known."""
-    if plan.saved_names:
-        return replace(FULL, attention="attention" not in plan.saved_names)
+    """A layer that saves by name does not repeat what the names of `ctx.attend` and of jaxpar's models keep."""
+    if names := plan.saved_names:
+        kept = {"qkv": {"query", "key"}, "out": {"out"}}
+        roles = ALL_ROLES.difference(*(kept.get(name, ()) for name in names))
+        return replace(FULL, roles=roles, attention="attention" not in names, tensor="out" not in names)
     return {"none": KEEP_ALL, "full": FULL, "dots": DOTS}[plan.remat]

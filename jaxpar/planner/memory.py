@@ -92,6 +92,8 @@ def _saved(layer: Layer, layout: Layout, remat: str, precision: str) -> float:
     if remat.startswith("named:"):
         named = remat.removeprefix("named:").split(",")
         turned = 2 * layer.heads * layer.head_dim if "attention" in named else 0
+        turned += 2 * (layer.heads + 2 * layer.kv_heads) * layer.head_dim if "qkv" in named else 0
+        stream += 2 * layer.hidden / (layout.tensor if layout.split_norms else 1) if "out" in named else 0
         inner = 2 * layer.inner if "mlp" in named else 0
     if policy == "none":  # what goes to experts, and comes back
         turned += 4 * layer.active * layer.hidden * layout.expert_tensor

@@ -23,7 +23,7 @@ class Space:
         chunk would.
       fill: of the zero-bubble schedules.
       attention: where `seq` > 1.
-      remat: policies, `named:...` too; `named:attention` is not tried for models without attention.
+      remat: policies, `named:...` too; what names `attention` or `qkv` is not tried for models without attention.
       split_norms: norms are split over `tensor` wherever positions divide: that moves as much and holds less. Else as
         in the base plan.
       precision, param_dtype, reduce_dtype: they change numbers; (): as in the base plan.
@@ -43,7 +43,7 @@ class Space:
     most_virtual_stages: int = 8
     fill: tuple[bool, ...] = (False, True)
     attention: tuple[Attention, ...] = ("ring", "ulysses", "allgather")
-    remat: tuple[str, ...] = ("none", "dots", "named:attention", "full")
+    remat: tuple[str, ...] = ("none", "dots", "named:attention,qkv", "named:attention", "full")
     split_norms: bool = True
     precision: tuple[Precision, ...] = ()
     param_dtype: tuple[ParamDtype, ...] = ()
@@ -146,7 +146,8 @@ class Variant:
 
 def variants(space: Space, base: Plan, sizes: Sizes, shards: int, replicas: int) -> list[Variant]:
     """`shards`: devices that ZeRO can shard over; `replicas`: groups of them, if they lie within nodes."""
-    remat = [policy for policy in space.remat if sizes.heads or policy != "named:attention"] or ["full"]
+    attends = {"attention", "qkv"}
+    remat = [p for p in space.remat if sizes.heads or attends.isdisjoint(Plan(remat=p).saved_names)] or ["full"]
     zeros = space.zero if shards > 1 else (0,) if 0 in space.zero else space.zero[:1]
     found = product(
         zeros,

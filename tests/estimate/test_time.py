@@ -7,7 +7,7 @@ import pytest
 from jaxpar.errors import PlanError
 from jaxpar.estimate.constants import Constants
 from jaxpar.estimate.devices import device
-from jaxpar.estimate.layout import DOTS, FULL, Layout
+from jaxpar.estimate.layout import DOTS, FULL, Layout, Remat
 from jaxpar.estimate.links import Group, Links
 from jaxpar.estimate.matmul import Rates
 from jaxpar.estimate.pipe_time import schedule_slots
@@ -224,6 +224,10 @@ def test_many_devices_wait_for_the_slowest_of_them():
             {"pipe": 4, "chunks": 2, "schedule": "interleaved", "rows": 2, "data": 16},
         ),
         (Plan("data=-1", remat="named:attention"), {"remat": replace(FULL, attention=False)}),
+        (
+            Plan("data=-1", remat="named:qkv,out"),
+            {"remat": Remat(frozenset({"up", "down", "other"}), attention=True, elementwise=True)},
+        ),
     ],
 )
 def test_a_plan_becomes_a_layout(plan, expected):

@@ -21,11 +21,14 @@ CONFIG = LlamaConfig(vocab_size=50, num_layers=3, embed_dim=EMBED, num_heads=8, 
 X = jax.ShapeDtypeStruct((ROWS, POSITIONS, EMBED), jnp.float32)
 FULL = 4 * ROWS * POSITIONS * EMBED
 ATTENTION = 4 * ROWS * POSITIONS * 8 * (6 + 1)  # its result, and the log of each softmax's denominator
+QKV = 4 * ROWS * POSITIONS * (8 + 2 * 4) * 6
 BYTES = {
     "none": 101_632,
     "dots": 38_912,
     "full": FULL,
     "named:attention": FULL + ATTENTION,
+    "named:attention,qkv": FULL + ATTENTION + QKV,
+    "named:qkv,out": FULL + QKV + 4 * ROWS * POSITIONS * EMBED,
     "named:attention,mlp": FULL + ATTENTION + 4 * ROWS * POSITIONS * MLP,
 }
 
