@@ -2,6 +2,7 @@
 
 import gc
 import os
+from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # for child processes too: they must not take a GPU
 
@@ -10,6 +11,7 @@ os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 " + os.environ.get
 
 import hypothesis
 import jax
+import pytest
 
 SETTINGS = {
     "jax_platforms": "cpu",
@@ -28,3 +30,14 @@ gc.set_threshold(100_000, 50, 100)
 # print_blob: a failure prints the line that replays it. A compile inside an example would break any deadline.
 hypothesis.settings.register_profile("jaxpar", deadline=None, print_blob=True, derandomize=False)
 hypothesis.settings.load_profile("jaxpar")
+
+MAPS = Path("/proc/self/maps")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs_are_freed():
+    """Every compiled program is mapped into memory; past 65,530 mappings, Linux's limit, XLA ends in a segfault."""
+    yield
+    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > 20_000:
+        jax.clear_caches()
+        gc.collect()
