@@ -15,7 +15,7 @@ from tests.parity.references import assert_equals_one_device, reference
 SMALL = replace(TOY, num_layers=3)
 
 
-@pytest.mark.parametrize("remat", ["none", "dots", "full", "named:attention,mlp"])
+@pytest.mark.parametrize("remat", ["none", "dots", "full", "named:attention,qkv,out"])
 def test_recomputing_in_the_backward_changes_no_number(remat):
     """Otherwise saving memory would cost correctness."""
     plan = Plan("data=2,tensor=2", zero=3, microbatches=2, remat=remat)
