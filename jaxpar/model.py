@@ -189,7 +189,8 @@ class Context:
         """Exact softmax attention within documents; query head `i` uses kv head `i // (h / kv)`.
 
         `window`: a query sees itself and the `window - 1` positions before it; needs `causal`. Positions may be split
-        over `seq`. Never builds a full matrix of positions by positions. Follows Dao, FlashAttention-2 (2023).
+        over `seq`. Never builds a full matrix of positions by positions. Follows Dao, FlashAttention-2 (2023). What
+        comes in has the name `qkv` and the result `attention`, for `Plan(remat="named:...")`.
         """
         if window is not None and (window < 1 or not causal):
             raise ModelError(f"attend(window={window}, causal={causal}): a window is causal, of 1 position or more")
