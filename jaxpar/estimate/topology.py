@@ -36,7 +36,7 @@ def topology_devices(cluster: Cluster) -> list[jax.Device]:
             target_config=target_config(cluster.chip, cluster.custom),
             topology=f"1x{cluster.nodes}x{cluster.devices_per_node}",
         )
-    except (NotImplementedError, jax.errors.JaxRuntimeError) as error:
+    except RuntimeError as error:  # jax's own errors are of this kind
         raise BackendError(
             f"the installed jax {jax.__version__} cannot describe {cluster}: {error}. Are jax-cuda12-plugin "
             "and jax-cuda12-pjrt of the same version as jax? pip install 'jaxpar[aot-gpu]'"

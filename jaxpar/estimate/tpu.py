@@ -28,7 +28,7 @@ def tpu_devices(cluster: Cluster) -> list[jax.Device]:
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU whose metadata could be asked
     try:
         return list(topologies.get_topology_desc(platform="tpu", topology_name=name).devices)
-    except (NotImplementedError, RuntimeError) as error:  # jax's own error among the latter
+    except RuntimeError as error:  # jax's own errors are of this kind
         raise BackendError(
             f"the installed libtpu and jax {jax.__version__} cannot describe {name}: {error}. Are they of the same "
             "time? pip install 'jaxpar[aot-tpu]'"
